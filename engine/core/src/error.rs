@@ -1,0 +1,132 @@
+//! Errors: one stable code per cause, one table that maps it to HTTP.
+//!
+//! The same codes appear in problem documents, Python exceptions and on the command line. A [`Refusal`] is
+//! what an operation answers instead of success: a code, one sentence, and the protocol headers it carries.
+
+use std::borrow::Cow;
+
+use crate::model::Offset;
+
+macro_rules! error_codes {
+    ($( $name:ident $code:literal $status:literal $title:literal $hint:literal; )*) => {
+        /// The stable code of an error.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum ErrorCode { $( $name, )* }
+
+        impl ErrorCode {
+            pub const ALL: &'static [ErrorCode] = &[ $( ErrorCode::$name, )* ];
+            pub fn code(self) -> &'static str { match self { $( ErrorCode::$name => $code, )* } }
+            pub fn status(self) -> u16 { match self { $( ErrorCode::$name => $status, )* } }
+            pub fn title(self) -> &'static str { match self { $( ErrorCode::$name => $title, )* } }
+            pub fn hint(self) -> &'static str { match self { $( ErrorCode::$name => $hint, )* } }
+        }
+    };
+}
+
+error_codes! {
+    BadRequest "bad_request" 400 "Bad request" "";
+    OffsetInvalid "offset_invalid" 400 "Invalid offset" "Use -1, now, or an offset that the server returned.";
+    OffsetBeyondTail "offset_beyond_tail" 400 "Offset beyond the tail" "The offset was not issued by this stream; read from -1 or now.";
+    ContentTypeMissing "content_type_missing" 400 "Content-Type missing" "Send the stream's Content-Type with the body.";
+    ContentTypeMismatch "content_type_mismatch" 409 "Content-Type mismatch" "Append with the content type the stream was created with.";
+    BodyEmpty "body_empty" 400 "Empty body" "Send a body, or Stream-Closed: true to close the stream.";
+    JsonInvalid "json_invalid" 400 "Invalid JSON" "The body must be one valid JSON value.";
+    JsonEmpty "json_empty" 400 "Empty JSON array" "An append needs at least one message.";
+    ProducerInvalid "producer_invalid" 400 "Invalid producer headers" "Send Producer-Id, Producer-Epoch and Producer-Seq together; epoch and seq are decimal integers below 2^53.";
+    ProducerFenced "producer_fenced" 403 "Producer fenced" "Another producer with the same id has a higher epoch.";
+    ProducerGap "producer_gap" 409 "Producer sequence gap" "Send the missing sequence numbers first; Producer-Expected-Seq says which is next.";
+    ProducerEpochInvalid "producer_epoch_invalid" 400 "Producer epoch must begin at sequence 0" "The first append of a new epoch has Producer-Seq: 0.";
+    SequenceConflict "sequence_conflict" 409 "Stream-Seq not increasing" "Stream-Seq must be greater, byte by byte, than the last accepted one.";
+    StreamNotFound "stream_not_found" 404 "Stream not found" "Create it with PUT first.";
+    StreamGone "stream_gone" 410 "Stream deleted" "The stream was deleted; only its forks still use its data.";
+    StreamClosed "stream_closed" 409 "Stream closed" "A closed stream takes no more appends.";
+    StreamConflict "stream_conflict" 409 "Stream exists with another configuration" "Delete it first, or create it with the same configuration.";
+    ForkSourceMissing "fork_source_missing" 404 "Fork source not found" "Stream-Forked-From must name an existing stream.";
+    ForkSourceGone "fork_source_gone" 409 "Fork source deleted" "A deleted stream cannot be forked.";
+    ForkOffsetInvalid "fork_offset_invalid" 400 "Invalid fork offset" "Use an offset that the source returned.";
+    PreconditionFailed "precondition_failed" 412 "Precondition failed" "The stream has moved on; Stream-Next-Offset is its tail.";
+    PayloadTooLarge "payload_too_large" 413 "Payload too large" "Split the append, or raise append_max_bytes.";
+    HeadTooLarge "head_too_large" 431 "Request head too large" "";
+    UriTooLong "uri_too_long" 414 "URI too long" "";
+    RequestTimeout "request_timeout" 408 "Request timeout" "The request did not arrive in time.";
+    MethodNotAllowed "method_not_allowed" 405 "Method not allowed" "";
+    NotFound "not_found" 404 "Not found" "Streams live below /v1/stream/.";
+    TooManyConnections "too_many_connections" 503 "Too many connections" "Try again shortly, or raise connections_max.";
+    ServerBusy "server_busy" 503 "Server busy" "Try again shortly.";
+    ShuttingDown "shutting_down" 503 "Shutting down" "Try again when the server is back.";
+    OutcomeUnknown "outcome_unknown" 503 "Outcome unknown" "The log failed while the request was under way; it may or may not have been stored. Retry with a producer.";
+    StorageFull "storage_full" 507 "Storage full" "Free disk space; writes resume by themselves.";
+    DurabilityUnavailable "durability_unavailable" 501 "Durability class unavailable" "This server offers memory and fsync.";
+    DurabilityUnknown "durability_unknown" 400 "Unknown durability class" "One of ephemeral, memory, disk, fsync, quorum, object.";
+    OriginRefused "origin_refused" 403 "Origin refused" "The control plane answers pages of its own origin only.";
+    HostRefused "host_refused" 403 "Host refused" "The control plane of a loopback server answers loopback host names only.";
+    ControlUnavailable "control_unavailable" 503 "Control plane unavailable" "Try again shortly.";
+    ControlTimeout "control_timeout" 504 "Control plane timeout" "Try again shortly.";
+    VersionNotSupported "version_not_supported" 505 "HTTP version not supported" "Use HTTP/1.1.";
+    NotImplemented "not_implemented" 501 "Not implemented" "";
+    ExpectationFailed "expectation_failed" 417 "Expectation failed" "Only 100-continue is supported.";
+    Internal "internal" 500 "Internal error" "See the server's log.";
+}
+
+/// An answer that is not success.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    pub code: ErrorCode,
+    pub detail: Cow<'static, str>,
+    pub headers: RefusalHeaders,
+}
+
+/// Protocol headers that some refusals carry.
+#[derive(Debug, Clone, Default)]
+pub struct RefusalHeaders {
+    pub next_offset: Option<Offset>,
+    pub closed: bool,
+    pub producer_epoch: Option<u64>,
+    pub producer_expected_and_received_seq: Option<(u64, u64)>,
+}
+
+impl Refusal {
+    pub fn new(code: ErrorCode) -> Refusal {
+        Refusal { code, detail: Cow::Borrowed(""), headers: RefusalHeaders::default() }
+    }
+
+    pub fn with(code: ErrorCode, detail: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal { code, detail: detail.into(), headers: RefusalHeaders::default() }
+    }
+
+    /// The sentence a person reads: the detail, or the title where there is none.
+    pub fn sentence(&self) -> &str {
+        if self.detail.is_empty() { self.code.title() } else { &self.detail }
+    }
+}
+
+impl From<ErrorCode> for Refusal {
+    fn from(code: ErrorCode) -> Refusal {
+        Refusal::new(code)
+    }
+}
+
+/// Why the engine could not open, start or go on. Carries what an operator needs to read.
+#[derive(Debug)]
+pub struct EngineError {
+    pub code: &'static str,
+    pub detail: String,
+}
+
+impl EngineError {
+    pub fn new(code: &'static str, detail: impl Into<String>) -> EngineError {
+        EngineError { code, detail: detail.into() }
+    }
+
+    pub fn io(what: &str, error: std::io::Error) -> EngineError {
+        EngineError::new("io_error", format!("{what}: {error}"))
+    }
+}
+
+impl std::fmt::Display for EngineError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.detail, self.code)
+    }
+}
+
+impl std::error::Error for EngineError {}

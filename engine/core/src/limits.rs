@@ -1,0 +1,67 @@
+//! Every bound of the engine in one place.
+//!
+//! Bounds that an operator may move are fields of [`crate::config::Config`]; what stands here is fixed by the
+//! formats or protects the process itself. Compile-time assertions below keep their relations true.
+
+/// Longest stream path below `/v1/stream/`, in bytes after percent-decoding.
+pub const PATH_MAX_BYTES: usize = 1024;
+/// Longest request head (request line and headers).
+pub const HEAD_MAX_BYTES: usize = 16 * 1024;
+/// Longest `Content-Type`, `Producer-Id`, `Stream-Seq`: they are stored, so they are bounded.
+pub const CONTENT_TYPE_MAX_BYTES: usize = 256;
+pub const PRODUCER_ID_MAX_BYTES: usize = 256;
+pub const STREAM_SEQ_MAX_BYTES: usize = 256;
+/// Producer ids remembered per stream; the one that was silent longest leaves first.
+pub const PRODUCERS_PER_STREAM_MAX: usize = 10_000;
+/// Largest integer a JavaScript client can carry exactly; producer epochs and sequences stay below.
+pub const SAFE_INTEGER_MAX: u64 = (1 << 53) - 1;
+/// Offsets are two decimals of 16 digits.
+pub const OFFSET_PART_MAX: u64 = 9_999_999_999_999_999;
+/// TTLs above a hundred years are refused instead of overflowing date arithmetic.
+pub const TTL_MAX_SECONDS: u64 = 100 * 366 * 24 * 3600;
+
+/// Bytes one group commit may hold before further appends wait for the next.
+pub const BATCH_MAX_BYTES: usize = 8 * 1024 * 1024;
+/// WAL room that only delete, close, trim and checkpoint marks may use.
+pub const WAL_RESERVE_BYTES: u64 = 256 * 1024;
+/// First WAL file of a start: small, so that starting is fast.
+pub const WAL_FIRST_FILE_BYTES: u64 = 4 * 1024 * 1024;
+/// Prewritten WAL files kept ready behind the current one.
+pub const WAL_SPARE_FILES: usize = 1;
+/// Streams written per catalog transaction of a checkpoint.
+pub const CHECKPOINT_CHUNK_STREAMS: usize = 20_000;
+/// Hot bytes may grow to this multiple of `checkpoint_bytes` before appends wait.
+pub const HOT_BYTES_FACTOR: u64 = 4;
+/// Files kept open by the cold store.
+pub const OPEN_FILES_MAX: usize = 256;
+
+/// One read from a socket.
+pub const RECEIVE_BYTES: usize = 256 * 1024;
+/// One piece of a body on its way to a socket.
+pub const SEND_PIECE_BYTES: usize = 256 * 1024;
+/// A connection with this much unsent output is not read from.
+pub const OUTPUT_PAUSE_BYTES: usize = 1024 * 1024;
+/// Pipelined requests whose replies wait for the log, per connection.
+pub const PIPELINE_MAX: usize = 4096;
+/// Bytes of one SSE data event rendered from a backlog (a single larger record still goes out whole).
+pub const SSE_WINDOW_BYTES: u64 = 128 * 1024;
+/// Bodies and answers that pass through the control plane.
+pub const PROXY_REQUEST_MAX_BYTES: usize = 1024 * 1024;
+pub const PROXY_RESPONSE_MAX_BYTES: usize = 8 * 1024 * 1024;
+pub const PROXY_TIMEOUT_MS: u64 = 30_000;
+/// Requests under way to the control plane at once.
+pub const PROXY_CONCURRENT_MAX: usize = 256;
+/// Dirty stream paths kept for the control plane before it is told to rescan.
+pub const DIRTY_PATHS_MAX: usize = 65_536;
+/// Entries of one listing page.
+pub const LIST_MAX: usize = 10_000;
+/// `?tail=N` looks back at most this many records.
+pub const TAIL_RECORDS_MAX: u64 = 1_000_000;
+/// Events taken from epoll at once.
+pub const EVENTS_MAX: usize = 1024;
+/// Reactor threads: a stream's watchers are a bit mask.
+pub const REACTORS_MAX: usize = 64;
+
+const _: () = assert!(WAL_RESERVE_BYTES < WAL_FIRST_FILE_BYTES);
+const _: () = assert!(HEAD_MAX_BYTES < RECEIVE_BYTES);
+const _: () = assert!(PATH_MAX_BYTES < HEAD_MAX_BYTES);

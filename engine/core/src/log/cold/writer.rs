@@ -1,0 +1,508 @@
+//! The writing side of cold storage: one checkpoint's pass over its dirty streams.
+//!
+//! Called by the checkpoint between "these bytes are safe in the WAL" and the catalog commit. Small pieces
+//! go to a shared pack, big ones to the stream's own segment; pieces that piled up in packs are
+//! merged on the way, so that a stream's extents are segments first and then few packs.
+//!
+//! Invariants:
+//! - bytes are written at an extent's end, never at a file's end: leftovers of a dead checkpoint are overwritten;
+//! - nothing inside an extent that the catalog names is ever written to again;
+//! - `finish` returns only after all bytes, and the names of new files, are synced; after any error the
+//!   whole checkpoint is void: drop the writer, forget the changed extents, keep the WAL;
+//! - bytes are copied out of packs only if they match their checksums. If not, they stay where they are (so
+//!   that the damage stays visible) and the summary names the stream;
+//! - a bounded number of files is open; a file is synced before it is closed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use super::files::FileKey;
+use super::segments::SegmentFiles;
+use super::{ColdStore, live_bytes, pack_numbers_used_up};
+use crate::io::read_exact_at;
+use crate::log::index::{INDEX_ENTRY_BYTES, check_bytes, check_order, decode, encode, end_of};
+use crate::log::pack::{
+    PACK_EXTENTS_MAX, PACK_MAX_BYTES, PACKS_DIRECTORY, PackWriter, section_bytes,
+};
+use crate::log::segment::{SEGMENT_MAX_BYTES, SEGMENT_MIN_BYTES};
+use crate::model::{Extent, FileRef, IndexEntry, StreamId};
+
+/// No section is larger: below `SEGMENT_MIN_BYTES` of bytes, at most one index entry for each. A catalog
+/// entry that says otherwise is damaged and must not make us allocate what it says.
+const SECTION_READ_MAX_BYTES: u64 = SEGMENT_MIN_BYTES * (2 + INDEX_ENTRY_BYTES as u64);
+
+/// What a finished checkpoint wrote.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CheckpointSummary {
+    /// Stream bytes written, those moved between files included.
+    pub bytes: u64,
+    /// Numbers of the new packs.
+    pub packs: Vec<u32>,
+    /// How many times a piece was written to a segment.
+    pub segments: u64,
+    /// Changes of live bytes per pack, for `Catalog::commit`.
+    pub pack_live: Vec<(u32, i64)>,
+    /// Streams with bytes in a pack or segment that could not be read back.
+    pub damaged: Vec<StreamId>,
+}
+
+/// A run of pack extents, read back and checked.
+struct Run {
+    start: u64,
+    base_records: u64,
+    bytes: Vec<u8>,
+    index: Vec<IndexEntry>,
+}
+
+/// New bytes of a stream, in order, with their index.
+#[derive(Clone, Copy)]
+struct Pending<'b> {
+    start: u64,
+    base_records: u64,
+    bytes: &'b [u8],
+    index: &'b [IndexEntry],
+}
+
+pub struct CheckpointWriter<'a> {
+    store: &'a ColdStore,
+    pack: Option<PackWriter>,
+    segments: SegmentFiles<'a>,
+    pack_live: BTreeMap<u32, i64>,
+    damaged: BTreeSet<StreamId>,
+    summary: CheckpointSummary,
+    failed: bool,
+}
+
+impl<'a> CheckpointWriter<'a> {
+    pub(super) fn new(store: &'a ColdStore) -> CheckpointWriter<'a> {
+        CheckpointWriter {
+            store,
+            pack: None,
+            segments: SegmentFiles::new(store),
+            pack_live: BTreeMap::new(),
+            damaged: BTreeSet::new(),
+            summary: CheckpointSummary::default(),
+            failed: false,
+        }
+    }
+
+    /// Writes a stream's pending `bytes` with their index entries behind its extents, and updates those in
+    /// place. `start` is where the last extent ends. An error voids the whole checkpoint.
+    pub fn add(
+        &mut self,
+        stream: StreamId,
+        extents: &mut Vec<Extent>,
+        start: u64,
+        base_records: u64,
+        bytes: &[u8],
+        index: &[IndexEntry],
+    ) -> io::Result<()> {
+        let pending = Pending {
+            start,
+            base_records,
+            bytes,
+            index,
+        };
+        self.guard(|writer| writer.place(stream, extents, pending))
+    }
+
+    /// Copies all pack extents of a stream into a new pack, or into a segment if they are big enough, so that
+    /// their packs can be unlinked.
+    pub fn rewrite(&mut self, stream: StreamId, extents: &mut Vec<Extent>) -> io::Result<()> {
+        self.guard(|writer| writer.rewrite_runs(stream, extents))
+    }
+
+    /// Syncs every file written and the directories of new ones. Only after this may the catalog name the extents.
+    pub fn finish(mut self) -> io::Result<CheckpointSummary> {
+        self.guard(|writer| writer.sync_all())?;
+        self.summary.pack_live = self
+            .pack_live
+            .into_iter()
+            .filter(|(_, change)| *change != 0)
+            .collect();
+        self.summary.damaged = self.damaged.into_iter().collect();
+        Ok(self.summary)
+    }
+
+    fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
+        if self.failed {
+            return Err(io::Error::other(
+                "an earlier error has voided this checkpoint",
+            ));
+        }
+        let result = work(self);
+        self.failed = result.is_err();
+        result
+    }
+
+    fn place(
+        &mut self,
+        stream: StreamId,
+        extents: &mut Vec<Extent>,
+        pending: Pending<'_>,
+    ) -> io::Result<()> {
+        check_pending(extents, &pending)?;
+        if pending.bytes.is_empty() {
+            return Ok(());
+        }
+        let run_from = trailing_run(extents);
+        let run_bytes: u64 = extents[run_from..].iter().map(|extent| extent.len).sum();
+        let many = extents.len() - run_from > PACK_EXTENTS_MAX;
+        let big = pending.bytes.len() as u64 >= SEGMENT_MIN_BYTES;
+        if !many && !big {
+            let extent = self.write_pack(stream, None, pending)?;
+            extents.push(extent);
+            return Ok(());
+        }
+        let run = self.load(stream, &extents[run_from..])?;
+        let number_floor = next_number(stream, extents);
+        match run {
+            Some(run) if !big && run_bytes + (pending.bytes.len() as u64) < SEGMENT_MIN_BYTES => {
+                // Still small altogether: a file of its own would cost two syncs for a few bytes.
+                let extent = self.write_pack(stream, Some(&run), pending)?;
+                self.leave_packs(extents, run_from);
+                extents.push(extent);
+                Ok(())
+            }
+            Some(run) => {
+                self.leave_packs(extents, run_from);
+                self.write_segment(stream, extents, number_floor, run.pending())?;
+                self.write_segment(stream, extents, number_floor, pending)
+            }
+            // The damaged run stays in its packs; a segment behind it ends the run, so that it is not
+            // read again and does not grow.
+            None => self.write_segment(stream, extents, number_floor, pending),
+        }
+    }
+
+    fn rewrite_runs(&mut self, stream: StreamId, extents: &mut Vec<Extent>) -> io::Result<()> {
+        let number_floor = next_number(stream, extents);
+        let mut rest: &[Extent] = extents;
+        let mut rewritten: Vec<Extent> = Vec::with_capacity(extents.len());
+        while let Some(first) = rest.first() {
+            let run_len = rest.iter().take_while(|extent| is_pack(extent)).count();
+            if run_len == 0 {
+                rewritten.push(*first);
+                rest = &rest[1..];
+                continue;
+            }
+            let (old, behind) = rest.split_at(run_len);
+            rest = behind;
+            let Some(run) = self.load(stream, old)? else {
+                rewritten.extend_from_slice(old);
+                continue;
+            };
+            if run.bytes.len() as u64 >= SEGMENT_MIN_BYTES {
+                self.write_segment(stream, &mut rewritten, number_floor, run.pending())?;
+            } else {
+                rewritten.push(self.write_pack(stream, None, run.pending())?);
+            }
+            self.account(old, -1);
+        }
+        *extents = rewritten;
+        Ok(())
+    }
+
+    /// Reads pack extents back and checks them; `None` (and the stream noted as damaged) if they do not check.
+    fn load(&mut self, stream: StreamId, extents: &[Extent]) -> io::Result<Option<Run>> {
+        let Some(first) = extents.first() else {
+            return Ok(Some(Run {
+                start: 0,
+                base_records: 0,
+                bytes: Vec::new(),
+                index: Vec::new(),
+            }));
+        };
+        // A stream added twice in one checkpoint has bytes in the pack that is still buffered.
+        if let Some(pack) = &mut self.pack
+            && extents.iter().any(|extent| {
+                extent.file
+                    == FileRef::Pack {
+                        number: pack.number(),
+                    }
+            })
+        {
+            pack.flush()?;
+        }
+        let mut run = Run {
+            start: first.start,
+            base_records: first.base_records,
+            bytes: Vec::new(),
+            index: Vec::new(),
+        };
+        for extent in extents {
+            let Some((bytes, index)) = self.load_section(extent)? else {
+                self.damaged.insert(stream);
+                return Ok(None);
+            };
+            run.bytes.extend_from_slice(&bytes);
+            run.index.extend_from_slice(&index);
+        }
+        Ok(Some(run))
+    }
+
+    /// One read for bytes and index, which lie side by side in a pack. `None` is damage: missing, short,
+    /// unreadable or failing its checksums. A file that merely cannot be opened now is an error.
+    fn load_section(&self, extent: &Extent) -> io::Result<Option<(Vec<u8>, Vec<IndexEntry>)>> {
+        let index_bytes = u64::from(extent.index_count) * INDEX_ENTRY_BYTES as u64;
+        let Some(index_at) = extent
+            .index_position
+            .checked_sub(extent.file_position)
+            .filter(|at| {
+                *at >= extent.len && at.saturating_add(index_bytes) <= SECTION_READ_MAX_BYTES
+            })
+        else {
+            return Ok(None);
+        };
+        let file = match self.store.files.get(FileKey::data(extent.file)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut section = vec![0u8; (index_at + index_bytes) as usize];
+        if read_exact_at(&*file, &mut section, extent.file_position).is_err() {
+            return Ok(None);
+        }
+        let entries = section[index_at as usize..].chunks_exact(INDEX_ENTRY_BYTES);
+        let index: Vec<IndexEntry> = entries.filter_map(decode).collect();
+        section.truncate(extent.len as usize);
+        let good = check_bytes(extent.start, extent.base_records, &section, &index).is_ok();
+        Ok(good.then_some((section, index)))
+    }
+
+    fn leave_packs(&mut self, extents: &mut Vec<Extent>, run_from: usize) {
+        self.account(&extents[run_from..], -1);
+        extents.truncate(run_from);
+    }
+
+    fn account(&mut self, extents: &[Extent], sign: i64) {
+        for extent in extents {
+            if let FileRef::Pack { number } = extent.file {
+                *self.pack_live.entry(number).or_default() += sign * live_bytes(extent);
+            }
+        }
+    }
+
+    /// Writes one section: the earlier `run`, if any, and the pending bytes behind it.
+    fn write_pack(
+        &mut self,
+        stream: StreamId,
+        run: Option<&Run>,
+        pending: Pending<'_>,
+    ) -> io::Result<Extent> {
+        let first = run.map_or(pending, Run::pending);
+        let (run_bytes, run_index) =
+            run.map_or((&[][..], &[][..]), |run| (&run.bytes[..], &run.index[..]));
+        let pack = self.pack_with_room(section_bytes(
+            (run_bytes.len() + pending.bytes.len()) as u64,
+            (run_index.len() + pending.index.len()) as u32,
+        ))?;
+        let extent = pack.append(
+            stream,
+            first.start,
+            first.base_records,
+            &[run_bytes, pending.bytes],
+            &[run_index, pending.index],
+        )?;
+        self.summary.bytes += extent.len;
+        self.account(&[extent], 1);
+        Ok(extent)
+    }
+
+    fn pack_with_room(&mut self, section: u64) -> io::Result<&mut PackWriter> {
+        if let Some(full) = self
+            .pack
+            .take_if(|pack| pack.position() + section > PACK_MAX_BYTES)
+        {
+            full.finish()?;
+        }
+        match &mut self.pack {
+            Some(pack) => Ok(pack),
+            none => {
+                let number = {
+                    let mut next = self.store.next_pack.lock();
+                    let number = *next;
+                    *next = number.checked_add(1).ok_or_else(pack_numbers_used_up)?;
+                    number
+                };
+                self.summary.packs.push(number);
+                Ok(none.insert(PackWriter::create(&*self.store.disk, number)?))
+            }
+        }
+    }
+
+    /// Appends to the stream's last segment where that is possible, else to a new one, and rolls over at
+    /// `SEGMENT_MAX_BYTES` on an entry boundary.
+    fn write_segment(
+        &mut self,
+        stream: StreamId,
+        extents: &mut Vec<Extent>,
+        number_floor: u32,
+        mut pending: Pending<'_>,
+    ) -> io::Result<()> {
+        while !pending.index.is_empty() {
+            let grown = extents.last().copied().filter(
+                |last| matches!(last.file, FileRef::Segment { owner, .. } if owner == stream),
+            );
+            let room = grown.map_or(SEGMENT_MAX_BYTES, |last| {
+                SEGMENT_MAX_BYTES.saturating_sub(last.file_position.saturating_add(last.len))
+            });
+            let fits = pending
+                .index
+                .partition_point(|entry| entry.end - pending.start <= room);
+            if let Some(last) = grown
+                && fits > 0
+                && last.index_count.checked_add(fits as u32).is_some()
+                && self.may_grow(stream, &last)?
+            {
+                let (now, later) = pending.split(fits);
+                let extent = self.write_piece(last, now)?;
+                if let Some(last) = extents.last_mut() {
+                    *last = extent;
+                }
+                pending = later;
+                continue;
+            }
+            // One append larger than a segment still goes into one.
+            let fresh_fits = pending
+                .index
+                .partition_point(|entry| entry.end - pending.start <= SEGMENT_MAX_BYTES)
+                .max(1);
+            let (now, later) = pending.split(fresh_fits);
+            let number = next_number(stream, extents).max(number_floor);
+            let empty = Extent {
+                start: now.start,
+                len: 0,
+                file: self.segments.create(stream, number)?,
+                file_position: 0,
+                index_position: 0,
+                index_count: 0,
+                base_records: now.base_records,
+            };
+            extents.push(self.write_piece(empty, now)?);
+            pending = later;
+        }
+        Ok(())
+    }
+
+    fn may_grow(&mut self, stream: StreamId, last: &Extent) -> io::Result<bool> {
+        let whole = self.segments.open_to_grow(last)?;
+        if !whole {
+            self.damaged.insert(stream);
+        }
+        Ok(whole)
+    }
+
+    /// Writes bytes and index entries behind `extent`, whose files are open, and returns the grown extent.
+    fn write_piece(&mut self, extent: Extent, piece: Pending<'_>) -> io::Result<Extent> {
+        let mut encoded = Vec::with_capacity(piece.index.len() * INDEX_ENTRY_BYTES);
+        piece
+            .index
+            .iter()
+            .for_each(|entry| encode(entry, &mut encoded));
+        let index_at = u64::from(extent.index_count) * INDEX_ENTRY_BYTES as u64;
+        self.segments.write(
+            FileKey::data(extent.file),
+            piece.bytes,
+            extent.file_position + extent.len,
+        )?;
+        self.segments.write(
+            FileKey::index(extent.file),
+            &encoded,
+            extent.index_position + index_at,
+        )?;
+        self.summary.bytes += piece.bytes.len() as u64;
+        self.summary.segments += 1;
+        Ok(Extent {
+            len: extent.len + piece.bytes.len() as u64,
+            index_count: extent.index_count + piece.index.len() as u32,
+            ..extent
+        })
+    }
+
+    fn sync_all(&mut self) -> io::Result<()> {
+        if let Some(pack) = self.pack.take() {
+            pack.finish()?;
+        }
+        if !self.summary.packs.is_empty() {
+            self.store.disk.sync_dir(PACKS_DIRECTORY)?;
+        }
+        self.segments.sync_all()
+    }
+}
+
+impl Run {
+    fn pending(&self) -> Pending<'_> {
+        Pending {
+            start: self.start,
+            base_records: self.base_records,
+            bytes: &self.bytes,
+            index: &self.index,
+        }
+    }
+}
+
+impl<'b> Pending<'b> {
+    /// Cuts after `count` index entries (at least one).
+    fn split(self, count: usize) -> (Pending<'b>, Pending<'b>) {
+        let (now_index, later_index) = self.index.split_at(count);
+        let (end, records) = now_index
+            .last()
+            .map_or((self.start, self.base_records), |last| {
+                (last.end, last.records)
+            });
+        let (now_bytes, later_bytes) = self.bytes.split_at((end - self.start) as usize);
+        (
+            Pending {
+                bytes: now_bytes,
+                index: now_index,
+                ..self
+            },
+            Pending {
+                start: end,
+                base_records: records,
+                bytes: later_bytes,
+                index: later_index,
+            },
+        )
+    }
+}
+
+fn is_pack(extent: &Extent) -> bool {
+    matches!(extent.file, FileRef::Pack { .. })
+}
+
+/// The number of the first extent of the run of packs at the end.
+fn trailing_run(extents: &[Extent]) -> usize {
+    extents.len()
+        - extents
+            .iter()
+            .rev()
+            .take_while(|extent| is_pack(extent))
+            .count()
+}
+
+/// The first segment number that none of the stream's own extents uses.
+fn next_number(stream: StreamId, extents: &[Extent]) -> u32 {
+    let own = extents.iter().filter_map(|extent| match extent.file {
+        FileRef::Segment { owner, number } if owner == stream => Some(number.saturating_add(1)),
+        _ => None,
+    });
+    own.max().unwrap_or(0)
+}
+
+/// A caller's mistake here would corrupt a stream silently, so it is refused loudly.
+fn check_pending(extents: &[Extent], pending: &Pending<'_>) -> io::Result<()> {
+    let refuse = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+    if let Some(last) = extents.last()
+        && end_of(last) != pending.start
+    {
+        return refuse(format!(
+            "bytes start at {}, extents end at {}",
+            pending.start,
+            end_of(last)
+        ));
+    }
+    let len = pending.bytes.len() as u64;
+    check_order(pending.start, pending.base_records, len, pending.index).or_else(refuse)
+}

@@ -1,0 +1,247 @@
+//! Streams in memory, over the catalog on disk.
+//!
+//! A stream is loaded when it is asked for and leaves memory when it is clean, idle and others need the room.
+//! Dirty streams (changed since the last checkpoint) always stay, deleted ones included: what memory says
+//! about a path overrides the catalog.
+//!
+//! Invariants
+//! - `I-DIR-1` At most one handle per incarnation exists at a time: it is inserted under its slot's lock, and
+//!   evicted only while nobody else holds it.
+//! - `I-DIR-2` A purged stream stays in the map as `Gone` until the catalog has forgotten it.
+
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashMap, HashSet, hash_map::RandomState};
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::log::catalog::{Catalog, CatalogError};
+use crate::metrics::Metrics;
+use crate::model::{ContentType, StreamId};
+use crate::stream::handle::Stream;
+use crate::stream::snapshot;
+use crate::stream::state::Life;
+
+const SLOTS: usize = 64;
+
+pub struct Directory {
+    catalog: Arc<Catalog>,
+    metrics: Arc<Metrics>,
+    by_path: Vec<Mutex<HashSet<ByPath>>>,
+    by_id: Vec<Mutex<HashMap<StreamId, Arc<Stream>>>>,
+    hasher: RandomState,
+    /// Streams changed since they were last written to the catalog.
+    dirty: Mutex<Vec<Arc<Stream>>>,
+    content_types: RwLock<HashMap<Box<str>, Arc<ContentType>>>,
+}
+
+struct ByPath(Arc<Stream>);
+
+impl Hash for ByPath {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        (*self.0.path).hash(hasher);
+    }
+}
+
+impl PartialEq for ByPath {
+    fn eq(&self, other: &ByPath) -> bool {
+        self.0.path == other.0.path
+    }
+}
+
+impl Eq for ByPath {}
+
+impl Borrow<str> for ByPath {
+    fn borrow(&self) -> &str {
+        &self.0.path
+    }
+}
+
+impl Directory {
+    pub fn new(catalog: Arc<Catalog>, metrics: Arc<Metrics>) -> Directory {
+        Directory {
+            catalog,
+            metrics,
+            by_path: (0..SLOTS).map(|_| Mutex::default()).collect(),
+            by_id: (0..SLOTS).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            dirty: Mutex::default(),
+            content_types: RwLock::default(),
+        }
+    }
+
+    fn path_slot(&self, path: &str) -> &Mutex<HashSet<ByPath>> {
+        &self.by_path[self.hasher.hash_one(path) as usize % SLOTS]
+    }
+
+    fn id_slot(&self, id: StreamId) -> &Mutex<HashMap<StreamId, Arc<Stream>>> {
+        &self.by_id[id.0 as usize % SLOTS]
+    }
+
+    /// The stream at a path, deleted ones included; `None` if there never was one that the server knows of.
+    pub fn get(&self, path: &str) -> Result<Option<Arc<Stream>>, CatalogError> {
+        let mut slot = self.path_slot(path).lock();
+        if let Some(found) = slot.get(path) {
+            return Ok(Some(Arc::clone(&found.0)));
+        }
+        let Some(value) = self.catalog.get(path.as_bytes())? else { return Ok(None) };
+        let stream = Arc::new(self.decode(&value, path)?);
+        slot.insert(ByPath(Arc::clone(&stream)));
+        self.id_slot(stream.id).lock().insert(stream.id, Arc::clone(&stream));
+        self.metrics.streams_cached.add(1);
+        Ok(Some(stream))
+    }
+
+    /// The stream of an incarnation, wherever its path points now.
+    pub fn get_by_id(&self, id: StreamId) -> Result<Option<Arc<Stream>>, CatalogError> {
+        if let Some(stream) = self.id_slot(id).lock().get(&id) {
+            return Ok(Some(Arc::clone(stream)));
+        }
+        let Some(path) = self.catalog.path_of(id)? else { return Ok(None) };
+        let Ok(path) = std::str::from_utf8(&path) else {
+            return Err(CatalogError::Corrupt(format!("path of stream {} is not UTF-8", id.0)));
+        };
+        Ok(self.get(path)?.filter(|stream| stream.id == id))
+    }
+
+    fn decode(&self, value: &[u8], path: &str) -> Result<Stream, CatalogError> {
+        let decoded = snapshot::decode(value, |text| self.intern(text));
+        if let Some(stream) = &decoded {
+            // Renewals are logged only now and then: what was not logged before a restart is given back.
+            if let Some(expiry) = stream.lock().expiry.as_mut() {
+                let slack = if expiry.ttl_seconds.is_some() { expiry.touch_interval_ms() } else { 0 };
+                expiry.last_access_ms = expiry.last_access_ms.saturating_add(slack);
+            }
+        }
+        decoded
+            .filter(|stream| &*stream.path == path)
+            .ok_or_else(|| CatalogError::Corrupt(format!("entry of stream {path:?} does not decode")))
+    }
+
+    /// Puts a new incarnation in place, over a deleted one if there is one.
+    pub fn insert(&self, stream: &Arc<Stream>) {
+        let mut slot = self.path_slot(&stream.path).lock();
+        slot.replace(ByPath(Arc::clone(stream)));
+        self.id_slot(stream.id).lock().insert(stream.id, Arc::clone(stream));
+        self.metrics.streams_cached.add(1);
+    }
+
+    /// Inserts unless another live stream got there first; returns the one that is in the map now.
+    pub fn insert_if_current(&self, stream: &Arc<Stream>, expected: Option<&Arc<Stream>>) -> bool {
+        let mut slot = self.path_slot(&stream.path).lock();
+        let current = slot.get(&*stream.path).map(|found| found.0.id);
+        if current != expected.map(|stream| stream.id) {
+            return false;
+        }
+        slot.replace(ByPath(Arc::clone(stream)));
+        self.id_slot(stream.id).lock().insert(stream.id, Arc::clone(stream));
+        self.metrics.streams_cached.add(1);
+        true
+    }
+
+    /// Takes back a stream that was inserted but never staged.
+    pub fn withdraw(&self, stream: &Arc<Stream>, replaced: Option<&Arc<Stream>>) {
+        let mut slot = self.path_slot(&stream.path).lock();
+        slot.remove(&*stream.path);
+        if let Some(replaced) = replaced {
+            slot.insert(ByPath(Arc::clone(replaced)));
+        }
+        self.id_slot(stream.id).lock().remove(&stream.id);
+        self.metrics.streams_cached.sub(1);
+    }
+
+    /// Forgets a purged stream, once the catalog has.
+    pub fn forget(&self, stream: &Stream) {
+        let mut slot = self.path_slot(&stream.path).lock();
+        if slot.get(&*stream.path).is_some_and(|found| found.0.id == stream.id) {
+            slot.remove(&*stream.path);
+        }
+        if self.id_slot(stream.id).lock().remove(&stream.id).is_some() {
+            self.metrics.streams_cached.sub(1);
+        }
+    }
+
+    /// Notes that the next checkpoint must write this stream. Called under the stream's lock, before staging,
+    /// so that a checkpoint which sees the frame also sees the stream.
+    pub fn mark_dirty(&self, stream: &Arc<Stream>, dirty: &mut bool) {
+        if !std::mem::replace(dirty, true) {
+            self.dirty.lock().push(Arc::clone(stream));
+        }
+    }
+
+    pub fn take_dirty(&self) -> Vec<Arc<Stream>> {
+        std::mem::take(&mut self.dirty.lock())
+    }
+
+    pub fn dirty_count(&self) -> usize {
+        self.dirty.lock().len()
+    }
+
+    /// Streams in memory below a prefix and behind a path: for listings they override the catalog.
+    pub fn in_memory(&self, prefix: &str, after: &str) -> BTreeMap<Box<str>, Arc<Stream>> {
+        let mut found = BTreeMap::new();
+        for slot in &self.by_path {
+            let slot = slot.lock();
+            let matching = slot.iter().filter(|entry| entry.0.path.starts_with(prefix) && &*entry.0.path > after);
+            found.extend(matching.map(|entry| (entry.0.path.clone(), Arc::clone(&entry.0))));
+        }
+        found
+    }
+
+    /// Streams in memory that have expired. Those that expire always are in memory.
+    pub fn expiring(&self, now_ms: u64) -> Vec<Arc<Stream>> {
+        let mut found = Vec::new();
+        for slot in &self.by_path {
+            let slot = slot.lock();
+            found.extend(slot.iter().filter(|entry| entry.0.expires && entry.0.try_lock().is_some_and(|state| state.expired(now_ms))).map(|entry| Arc::clone(&entry.0)));
+        }
+        found
+    }
+
+    /// Drops clean, unused streams until at most `keep` are in memory.
+    pub fn evict(&self, keep: usize) {
+        let cached = self.metrics.streams_cached.get() as usize;
+        let mut excess = cached.saturating_sub(keep);
+        for slot in &self.by_path {
+            if excess == 0 {
+                return;
+            }
+            let mut slot = slot.lock();
+            slot.retain(|entry| {
+                // Two holders are the two maps. Checked again under the id slot's lock.
+                if excess == 0 || Arc::strong_count(&entry.0) > 2 {
+                    return true;
+                }
+                let mut ids = self.id_slot(entry.0.id).lock();
+                let Some(state) = entry.0.try_lock() else { return true };
+                let idle = Arc::strong_count(&entry.0) == 2 && !state.dirty && state.life != Life::Gone;
+                // Streams that expire stay: the sweeper must see them, and renewals live in memory.
+                let evictable = idle && state.flushing.is_none() && state.expiry.is_none() && entry.0.watchers() == 0;
+                drop(state);
+                if evictable {
+                    ids.remove(&entry.0.id);
+                    self.metrics.streams_cached.sub(1);
+                    excess -= 1;
+                }
+                !evictable
+            });
+        }
+    }
+
+    /// One shared object per content type: most streams have one of a few.
+    pub fn intern(&self, text: &str) -> Arc<ContentType> {
+        if let Some(known) = self.content_types.read().get(text) {
+            return Arc::clone(known);
+        }
+        let mut types = self.content_types.write();
+        if types.len() > 1024 {
+            types.retain(|_, value| Arc::strong_count(value) > 1);
+        }
+        Arc::clone(types.entry(text.into()).or_insert_with(|| Arc::new(ContentType::new(text))))
+    }
+
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+}

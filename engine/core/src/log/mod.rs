@@ -1,0 +1,13 @@
+//! Files: the log of what was promised, the cold bytes for reading, the catalog of what exists.
+
+pub mod catalog;
+pub mod checkpoint;
+pub mod cold;
+pub mod directory;
+pub mod index;
+pub mod lock;
+pub mod pack;
+pub mod recover;
+pub mod replay;
+pub mod segment;
+pub mod wal;

@@ -1,0 +1,248 @@
+//! Packs: files that hold a little of many streams, one section each, written in one sequential pass.
+//!
+//! A million small streams are then a few files per checkpoint and not a million opens. A pack is written
+//! once by one checkpoint and never changed; it is unlinked when no extent points into it any more.
+//!
+//! ```text
+//! file:    | "MSTRPACK" 8 | version u32 | number u32 | section | section | ...
+//! section: | stream u64 | start u64 | length u64 | base records u64 | entries u32 | crc u32 |   40 bytes
+//!          | bytes, zeros up to a multiple of 8 | entries x 32 bytes of index |
+//! ```
+//! All little endian. A section's crc covers the 36 bytes before it and is seeded with the pack's number.
+//! Example: 100 bytes in one append take 40 + 104 + 32 = 176 bytes; the first section starts at 16.
+//!
+//! Invariants: sections start at multiples of 8; a pack named by the catalog was synced whole, so that
+//! a section that does not check there is damage; a pack the catalog does not name is garbage.
+
+use std::io;
+use std::sync::Arc;
+
+use super::index::{INDEX_ENTRY_BYTES, damage, encode, u32_at, u64_at};
+use crate::io::{Disk, DiskFile, OpenMode, read_up_to_at, write_all_at};
+use crate::model::{Extent, FileRef, IndexEntry, StreamId};
+
+#[cfg(test)]
+#[path = "pack_tests.rs"]
+mod tests;
+
+pub const PACKS_DIRECTORY: &str = "packs";
+/// Above this a checkpoint goes on in another pack, which bounds the work of rewriting one.
+pub const PACK_MAX_BYTES: u64 = 64 * 1024 * 1024;
+/// A stream with more pack extents than this has them merged at its next checkpoint.
+pub const PACK_EXTENTS_MAX: usize = 8;
+
+const MAGIC: [u8; 8] = *b"MSTRPACK";
+const VERSION: u32 = 1;
+const FILE_HEADER_BYTES: usize = 16;
+const SECTION_HEADER_BYTES: usize = 40;
+/// Size of one write; the buffer may exceed it by one section.
+const WRITE_BYTES: usize = 1024 * 1024;
+/// Size of one read while a pack's sections are walked.
+const WALK_BYTES: usize = 256 * 1024;
+
+pub fn path(number: u32) -> String {
+    format!("{PACKS_DIRECTORY}/{number:08x}.pack")
+}
+
+/// The pack's number from its name without the directory; `None` for a foreign file.
+pub fn parse_name(name: &str) -> Option<u32> {
+    let stem = name.strip_suffix(".pack")?;
+    if stem.len() != 8 {
+        return None;
+    }
+    u32::from_str_radix(stem, 16).ok()
+}
+
+/// What a section of `len` bytes and `index_count` entries takes in the file. Packs are accounted in this
+/// unit, so that the live share of a pack of tiny appends is not mistaken for waste.
+pub fn section_bytes(len: u64, index_count: u32) -> u64 {
+    let index_bytes = u64::from(index_count) * INDEX_ENTRY_BYTES as u64;
+    (SECTION_HEADER_BYTES as u64)
+        .saturating_add(padded(len))
+        .saturating_add(index_bytes)
+}
+
+fn padded(len: u64) -> u64 {
+    len.checked_next_multiple_of(8).unwrap_or(u64::MAX)
+}
+
+/// The header of one section, as the walk over a pack reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Section {
+    pub stream: StreamId,
+    pub start: u64,
+    pub len: u64,
+    pub base_records: u64,
+    pub index_count: u32,
+}
+
+impl Section {
+    fn encode(&self, pack: u32, out: &mut Vec<u8>) {
+        let from = out.len();
+        out.extend_from_slice(&self.stream.0.to_le_bytes());
+        out.extend_from_slice(&self.start.to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes());
+        out.extend_from_slice(&self.base_records.to_le_bytes());
+        out.extend_from_slice(&self.index_count.to_le_bytes());
+        let crc = crc32c::crc32c_append(pack, &out[from..]);
+        out.extend_from_slice(&crc.to_le_bytes());
+    }
+
+    fn decode(pack: u32, bytes: &[u8]) -> Option<Section> {
+        if u32_at(bytes, 36)? != crc32c::crc32c_append(pack, bytes.get(..36)?) {
+            return None;
+        }
+        Some(Section {
+            stream: StreamId(u64_at(bytes, 0)?),
+            start: u64_at(bytes, 8)?,
+            len: u64_at(bytes, 16)?,
+            base_records: u64_at(bytes, 24)?,
+            index_count: u32_at(bytes, 32)?,
+        })
+    }
+}
+
+/// Writes one new pack through a buffer. Nothing is durable before [`PackWriter::finish`].
+pub struct PackWriter {
+    number: u32,
+    file: Arc<dyn DiskFile>,
+    buffer: Vec<u8>,
+    flushed: u64,
+}
+
+impl PackWriter {
+    pub fn create(disk: &dyn Disk, number: u32) -> io::Result<PackWriter> {
+        let file = disk.open(&path(number), OpenMode::CreateNew)?;
+        let mut buffer = Vec::with_capacity(WRITE_BYTES + WRITE_BYTES / 8);
+        buffer.extend_from_slice(&MAGIC);
+        buffer.extend_from_slice(&VERSION.to_le_bytes());
+        buffer.extend_from_slice(&number.to_le_bytes());
+        Ok(PackWriter {
+            number,
+            file,
+            buffer,
+            flushed: 0,
+        })
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Where the next section will start.
+    pub fn position(&self) -> u64 {
+        self.flushed + self.buffer.len() as u64
+    }
+
+    /// Adds one section and returns the extent that finds it.
+    pub fn append(
+        &mut self,
+        stream: StreamId,
+        start: u64,
+        base_records: u64,
+        bytes: &[&[u8]],
+        index: &[&[IndexEntry]],
+    ) -> io::Result<Extent> {
+        let len = bytes.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        let index_count = u32::try_from(index.iter().map(|piece| piece.len()).sum::<usize>())
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "too many index entries"))?;
+        Section {
+            stream,
+            start,
+            len,
+            base_records,
+            index_count,
+        }
+        .encode(self.number, &mut self.buffer);
+        let file_position = self.position();
+        bytes
+            .iter()
+            .for_each(|piece| self.buffer.extend_from_slice(piece));
+        self.buffer
+            .resize(self.buffer.len() + (padded(len) - len) as usize, 0);
+        let index_position = self.position();
+        index
+            .iter()
+            .copied()
+            .flatten()
+            .for_each(|entry| encode(entry, &mut self.buffer));
+        if self.buffer.len() >= WRITE_BYTES {
+            self.flush()?;
+        }
+        let file = FileRef::Pack {
+            number: self.number,
+        };
+        Ok(Extent {
+            start,
+            len,
+            file,
+            file_position,
+            index_position,
+            index_count,
+            base_records,
+        })
+    }
+
+    /// Hands the buffer to the file, so that sections can be read back.
+    pub fn flush(&mut self) -> io::Result<()> {
+        write_all_at(&*self.file, &self.buffer, self.flushed)?;
+        self.flushed += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    pub fn finish(mut self) -> io::Result<()> {
+        self.flush()?;
+        self.file.sync()
+    }
+}
+
+/// Visits the header of every section of a pack, in file order.
+pub fn walk(file: &dyn DiskFile, number: u32, visit: &mut dyn FnMut(Section)) -> io::Result<()> {
+    let mut window = Window {
+        file,
+        bytes: Vec::new(),
+        position: 0,
+    };
+    let header = window.get(0, FILE_HEADER_BYTES)?;
+    if header.get(..8) != Some(&MAGIC[..])
+        || u32_at(header, 8) != Some(VERSION)
+        || u32_at(header, 12) != Some(number)
+    {
+        return Err(damage(format!("{} has no valid pack header", path(number))));
+    }
+    let file_len = file.len()?;
+    let mut position = FILE_HEADER_BYTES as u64;
+    while position < file_len {
+        let section = Section::decode(number, window.get(position, SECTION_HEADER_BYTES)?)
+            .filter(|section| {
+                section_bytes(section.len, section.index_count) <= file_len - position
+            })
+            .ok_or_else(|| damage(format!("{} is damaged at byte {position}", path(number))))?;
+        position += section_bytes(section.len, section.index_count);
+        visit(section);
+    }
+    Ok(())
+}
+
+/// A read-ahead buffer over a file for small pieces in ascending order.
+struct Window<'a> {
+    file: &'a dyn DiskFile,
+    bytes: Vec<u8>,
+    position: u64,
+}
+
+impl Window<'_> {
+    /// Bytes at `position`: fewer than `len` only where the file ends.
+    fn get(&mut self, position: u64, len: usize) -> io::Result<&[u8]> {
+        let end = position + len as u64;
+        if position < self.position || end > self.position + self.bytes.len() as u64 {
+            self.bytes.resize(WALK_BYTES, 0);
+            let read = read_up_to_at(self.file, &mut self.bytes, position)?;
+            self.bytes.truncate(read);
+            self.position = position;
+        }
+        let from = (position - self.position) as usize;
+        Ok(&self.bytes[from..self.bytes.len().min(from + len)])
+    }
+}

@@ -1,0 +1,80 @@
+//! Metrics: one declarative table of counters and gauges, rendered as Prometheus text.
+//!
+//! Counters are relaxed atomics: they are read by people, not by decisions.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! metrics {
+    ($( $field:ident $kind:literal $name:literal $help:literal; )*) => {
+        /// All metrics of one engine.
+        #[derive(Default)]
+        pub struct Metrics { $( pub $field: Counter, )* }
+
+        impl Metrics {
+            pub fn render(&self, out: &mut Vec<u8>) {
+                $(
+                    out.extend_from_slice(concat!("# HELP ", $name, " ", $help, "\n# TYPE ", $name, " ", $kind, "\n", $name, " ").as_bytes());
+                    out.extend_from_slice(self.$field.get().to_string().as_bytes());
+                    out.push(b'\n');
+                )*
+            }
+
+            /// Name, kind and help of every metric, for the generated documentation.
+            pub const TABLE: &'static [(&'static str, &'static str, &'static str)] = &[ $( ($name, $kind, $help), )* ];
+        }
+    };
+}
+
+metrics! {
+    appends "counter" "millstream_appends_total" "Appends accepted (creates with content included).";
+    append_bytes "counter" "millstream_append_bytes_total" "Bytes of accepted appends as stored.";
+    append_duplicates "counter" "millstream_append_duplicates_total" "Appends answered as a producer's duplicate.";
+    creates "counter" "millstream_streams_created_total" "Streams created.";
+    deletes "counter" "millstream_streams_deleted_total" "Streams deleted or expired.";
+    reads "counter" "millstream_reads_total" "Catch-up, long-poll and SSE reads started.";
+    read_bytes "counter" "millstream_read_bytes_total" "Body bytes handed to readers.";
+    requests "counter" "millstream_requests_total" "HTTP requests parsed.";
+    refusals "counter" "millstream_refusals_total" "Requests answered with an error.";
+    connections "gauge" "millstream_connections" "Open connections.";
+    connections_refused "counter" "millstream_connections_refused_total" "Connections refused at the limit.";
+    timeouts "counter" "millstream_connection_timeouts_total" "Connections ended because a client was too slow.";
+    inflight_bytes "gauge" "millstream_inflight_bytes" "Request bytes buffered for bodies under way.";
+    sse_subscribers "gauge" "millstream_sse_subscribers" "Open SSE readers.";
+    long_polls "gauge" "millstream_long_polls" "Waiting long-poll readers.";
+    streams_cached "gauge" "millstream_streams_cached" "Streams held in memory.";
+    hot_bytes "gauge" "millstream_hot_bytes" "Bytes not yet checkpointed, held in memory.";
+    batches "counter" "millstream_wal_batches_total" "Group commits written.";
+    batch_bytes "counter" "millstream_wal_bytes_total" "Bytes written to the log.";
+    batches_inline "counter" "millstream_wal_batches_inline_total" "Group commits made by a reactor itself.";
+    sync_us "counter" "millstream_wal_sync_microseconds_total" "Time spent in log syncs.";
+    wal_failed "gauge" "millstream_wal_failed" "1 when a log write or sync has failed and writes are refused.";
+    wal_full "gauge" "millstream_storage_full" "1 while appends are refused for lack of disk space.";
+    wal_retained_bytes "gauge" "millstream_wal_retained_bytes" "Log bytes not yet covered by a checkpoint.";
+    checkpoints "counter" "millstream_checkpoints_total" "Checkpoints completed.";
+    checkpoint_failures "counter" "millstream_checkpoint_failures_total" "Checkpoints that failed and will be tried again.";
+    checkpoint_us "counter" "millstream_checkpoint_microseconds_total" "Time spent in checkpoints.";
+    read_errors "counter" "millstream_read_errors_total" "Reads that failed on disk or checksum.";
+    control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
+}
+
+/// A relaxed atomic number.
+#[derive(Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    pub fn add(&self, value: u64) {
+        self.0.fetch_add(value, Relaxed);
+    }
+
+    pub fn sub(&self, value: u64) {
+        self.0.fetch_sub(value, Relaxed);
+    }
+
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}

@@ -1,0 +1,224 @@
+//! The one vocabulary: identities, offsets, classes, index entries and extents.
+//!
+//! These types travel unchanged from the socket to the disk. Nothing here does I/O.
+//!
+//! Invariants
+//! - `I-MODEL-1` A [`StreamId`] is the stream's incarnation: taken from a counter that never goes back, so
+//!   a re-created path has another id.
+//! - `I-MODEL-2` An [`Offset`] names the position after the bytes it was returned with. Its text form orders
+//!   as bytes the way the pair orders as numbers.
+
+use crate::limits::OFFSET_PART_MAX;
+
+/// A stream's identity and incarnation at once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct StreamId(pub u64);
+
+/// A position in a stream as clients see it: `%016d_%016d`, epoch then byte position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Default)]
+pub struct Offset {
+    pub epoch: u64,
+    pub position: u64,
+}
+
+/// Length of an offset in text form.
+pub const OFFSET_TEXT_BYTES: usize = 33;
+
+impl Offset {
+    /// The start of any stream: what `-1` and the all-zero offset mean.
+    pub const START: Offset = Offset { epoch: 0, position: 0 };
+
+    /// Parses the exact 16_16 form. `-1` and `now` are not offsets but requests; callers treat them first.
+    pub fn parse(text: &[u8]) -> Option<Offset> {
+        if text.len() != OFFSET_TEXT_BYTES || text[16] != b'_' {
+            return None;
+        }
+        Some(Offset { epoch: digits16(&text[..16])?, position: digits16(&text[17..])? })
+    }
+
+    pub fn write_to(self, out: &mut Vec<u8>) {
+        debug_assert!(self.epoch <= OFFSET_PART_MAX && self.position <= OFFSET_PART_MAX);
+        let mut text = [b'0'; OFFSET_TEXT_BYTES];
+        text[16] = b'_';
+        put_digits(&mut text[..16], self.epoch);
+        put_digits(&mut text[17..], self.position);
+        out.extend_from_slice(&text);
+    }
+}
+
+impl std::fmt::Display for Offset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016}_{:016}", self.epoch, self.position)
+    }
+}
+
+fn digits16(text: &[u8]) -> Option<u64> {
+    text.iter().try_fold(0u64, |value, byte| match byte {
+        b'0'..=b'9' => Some(value * 10 + u64::from(byte - b'0')),
+        _ => None,
+    })
+}
+
+fn put_digits(slot: &mut [u8], mut value: u64) {
+    for byte in slot.iter_mut().rev() {
+        if value == 0 {
+            break;
+        }
+        *byte = b'0' + (value % 10) as u8;
+        value /= 10;
+    }
+}
+
+/// Durability class: which watermark acknowledgements and readers wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Class {
+    Ephemeral = 0,
+    Memory = 1,
+    Disk = 2,
+    Fsync = 3,
+    Quorum = 4,
+    Object = 5,
+}
+
+impl Class {
+    pub const ALL: [Class; 6] =
+        [Class::Ephemeral, Class::Memory, Class::Disk, Class::Fsync, Class::Quorum, Class::Object];
+
+    pub fn parse(text: &str) -> Option<Class> {
+        Class::ALL.into_iter().find(|class| class.name() == text)
+    }
+
+    pub fn from_u8(value: u8) -> Option<Class> {
+        Class::ALL.get(value as usize).copied()
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Ephemeral => "ephemeral",
+            Class::Memory => "memory",
+            Class::Disk => "disk",
+            Class::Fsync => "fsync",
+            Class::Quorum => "quorum",
+            Class::Object => "object",
+        }
+    }
+
+    /// Classes this build can keep the promise of.
+    pub fn available(self) -> bool {
+        matches!(self, Class::Memory | Class::Fsync)
+    }
+
+    /// Whether acknowledgements and readers wait for the log to be synced.
+    pub fn waits_for_sync(self) -> bool {
+        self >= Class::Fsync
+    }
+}
+
+/// One per append: where it ended, how many records the stream had then, when, and a checksum of its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IndexEntry {
+    pub end: u64,
+    /// Records of the stream up to `end`.
+    pub records: u64,
+    /// Never decreases within a stream.
+    pub time_ms: u64,
+    /// CRC32C of the append's bytes.
+    pub crc: u32,
+    pub flags: u32,
+}
+
+/// Where a contiguous range of a stream's bytes lies on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    pub start: u64,
+    pub len: u64,
+    pub file: FileRef,
+    pub file_position: u64,
+    pub index_position: u64,
+    pub index_count: u32,
+    /// Records of the stream before `start`.
+    pub base_records: u64,
+}
+
+impl Extent {
+    pub fn end(&self) -> u64 {
+        self.start + self.len
+    }
+}
+
+/// A file of checkpointed bytes: one stream's own segment, or a pack shared by many small streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum FileRef {
+    Segment { owner: StreamId, number: u32 },
+    Pack { number: u32 },
+}
+
+/// How a stream's bytes are read and rendered; derived once from its content type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Media {
+    /// Records are JSON messages, stored as `message,`.
+    Json,
+    /// SSE carries the bytes as text lines.
+    Text,
+    /// SSE carries the bytes as base64.
+    Binary,
+}
+
+/// A content type as it was sent, with what the engine derives from it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ContentType {
+    /// Returned to readers unmodified.
+    pub text: Box<str>,
+    /// Lower-cased media type without parameters: what comparisons use.
+    pub media_type: Box<str>,
+    pub media: Media,
+}
+
+impl ContentType {
+    pub const DEFAULT: &'static str = "application/octet-stream";
+
+    pub fn new(text: &str) -> ContentType {
+        let media_type = text.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+        let media = if media_type == "application/json" {
+            Media::Json
+        } else if media_type.starts_with("text/") {
+            Media::Text
+        } else {
+            Media::Binary
+        };
+        ContentType { text: text.into(), media_type: media_type.into_boxed_str(), media }
+    }
+
+    /// Compares a request's header value by media type only.
+    pub fn matches(&self, header: &[u8]) -> bool {
+        let end = header.iter().position(|byte| *byte == b';').unwrap_or(header.len());
+        header[..end].trim_ascii().eq_ignore_ascii_case(self.media_type.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_round_trip_and_refuse_other_shapes() {
+        let offset = Offset { epoch: 1_763_000_000_123, position: 42 };
+        let mut text = Vec::new();
+        offset.write_to(&mut text);
+        assert_eq!(text, offset.to_string().as_bytes());
+        assert_eq!(Offset::parse(&text), Some(offset));
+        for bad in ["", "-1", "now", "1_2", "0000000000000000_000000000000000x", "0000000000000000-0000000000000000"] {
+            assert_eq!(Offset::parse(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn content_types_compare_by_media_type() {
+        let json = ContentType::new("Application/JSON; charset=utf-8");
+        assert_eq!(json.media, Media::Json);
+        assert!(json.matches(b"application/json"));
+        assert!(json.matches(b" APPLICATION/json ;x=y"));
+        assert!(!json.matches(b"application/jsonl"));
+    }
+}

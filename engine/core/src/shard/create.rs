@@ -1,0 +1,266 @@
+//! Create and fork: a stream comes to be in one frame with its first content.
+//!
+//! The new stream is in the directory before its frame is staged, but locked: whoever finds it waits until it
+//! is staged, and replies about it wait for its commit number.
+
+use std::sync::Arc;
+
+use crate::codec::{Frame, FrameKind};
+use crate::error::{ErrorCode, Refusal};
+use crate::limits::CONTENT_TYPE_MAX_BYTES;
+use crate::model::{ContentType, Media, Offset};
+use crate::shard::engine::{Engine, Undone};
+use crate::shard::read::read_failed;
+use crate::stream::handle::Stream;
+use crate::stream::json;
+use crate::stream::lifecycle::{CreateRequest, ForkRequest, initial_expiry, same_configuration};
+use crate::stream::offsets;
+use crate::stream::snapshot;
+use crate::stream::state::{Fork, Life, StreamState, Visible};
+
+pub struct Created {
+    pub stream: Arc<Stream>,
+    /// `false`: it was there already, with the same configuration.
+    pub new: bool,
+    pub offset: Offset,
+    pub closed: bool,
+    pub gate: u64,
+}
+
+/// Where a fork leaves its source, worked out before any lock is taken for good.
+struct ForkPoint {
+    source: Arc<Stream>,
+    anchor: u64,
+    records: u64,
+    prefix: Vec<u8>,
+    prefix_records: u32,
+}
+
+impl Engine {
+    pub fn create(&self, path: &str, request: &CreateRequest<'_>, body: &[u8], now_ms: u64) -> Result<Created, Undone> {
+        let found = self.directory.get(path)?;
+        if let Some(stream) = &found {
+            let mut state = stream.lock();
+            if state.expired(now_ms) {
+                self.expire(stream, &mut state, now_ms)?;
+            }
+            match state.life {
+                Life::Live => return self.answer_existing(stream, &state, request),
+                Life::SoftDeleted => {
+                    let gate = self.reveal_gate(&state);
+                    let refusal = Refusal::with(ErrorCode::StreamConflict, "The path belongs to a deleted stream that forks still use.");
+                    return Err(Undone::Refused { refusal, gate });
+                }
+                Life::Gone => {}
+            }
+        }
+        let fork = request.fork.as_ref().map(|fork| self.fork_point(fork, request, now_ms)).transpose()?;
+        let content_type = self.content_type_for(request, fork.as_ref())?;
+        let content = self.first_content(&content_type, body, fork.as_ref())?;
+        self.stage_create(path, request, found.as_ref(), fork, content_type, content, now_ms)
+    }
+
+    fn answer_existing(&self, stream: &Arc<Stream>, state: &StreamState, request: &CreateRequest<'_>) -> Result<Created, Undone> {
+        let gate = self.reveal_gate(state);
+        if !same_configuration(state, &stream.content_type, request) {
+            return Err(Undone::Refused { refusal: ErrorCode::StreamConflict.into(), gate });
+        }
+        let offset = if gate > 0 { self.applied_tail(state) } else { self.visible_tail(state) };
+        Ok(Created { stream: Arc::clone(stream), new: false, offset, closed: state.closed, gate })
+    }
+
+    fn content_type_for(&self, request: &CreateRequest<'_>, fork: Option<&ForkPoint>) -> Result<Arc<ContentType>, Undone> {
+        if request.content_type.is_some_and(|text| text.len() > CONTENT_TYPE_MAX_BYTES) {
+            return Err(Undone::refused(Refusal::with(ErrorCode::BadRequest, "Content-Type is longer than 256 bytes.")));
+        }
+        Ok(match (request.content_type, fork) {
+            (_, Some(fork)) => Arc::clone(&fork.source.content_type),
+            (Some(text), None) => self.directory.intern(text),
+            (None, None) => self.directory.intern(ContentType::DEFAULT),
+        })
+    }
+
+    /// The create's first bytes in stored form: what a sub-offset takes along, then the body.
+    fn first_content(&self, content_type: &ContentType, body: &[u8], fork: Option<&ForkPoint>) -> Result<(Vec<u8>, u32), Undone> {
+        let (mut wire, mut records) = fork.map_or((Vec::new(), 0), |fork| (fork.prefix.clone(), fork.prefix_records));
+        if body.is_empty() {
+            return Ok((wire, records));
+        }
+        if content_type.media == Media::Json {
+            records += json::flatten_into(body, &mut wire).map_err(|error| Undone::refused(json_refusal(&error)))?;
+        } else {
+            wire.extend_from_slice(body);
+            records += 1;
+        }
+        Ok((wire, records))
+    }
+
+    fn fork_point(&self, fork: &ForkRequest<'_>, request: &CreateRequest<'_>, now_ms: u64) -> Result<ForkPoint, Undone> {
+        let missing = || Undone::refused(ErrorCode::ForkSourceMissing);
+        let source = self.directory.get(fork.source_path)?.ok_or_else(missing)?;
+        let anchor = {
+            let mut state = source.lock();
+            if state.expired(now_ms) {
+                self.expire(&source, &mut state, now_ms)?;
+            }
+            let gate = self.reveal_gate(&state);
+            match state.life {
+                Life::Live if state.control_sequence > self.shard.synced() => return Err(Undone::Wait),
+                Life::Live => {}
+                Life::SoftDeleted => return Err(Undone::Refused { refusal: ErrorCode::ForkSourceGone.into(), gate }),
+                Life::Gone => return Err(Undone::Refused { refusal: ErrorCode::ForkSourceMissing.into(), gate }),
+            }
+            if request.content_type.is_some_and(|text| !source.content_type.matches(text.as_bytes())) {
+                return Err(Undone::refused(ErrorCode::ContentTypeMismatch));
+            }
+            match fork.offset {
+                None => state.visible.tail,
+                Some(offset) => self.fork_anchor(&state, offset)?,
+            }
+        };
+        let invalid = || Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, "No append of the source ends at this offset."));
+        if !self.is_boundary(&source, anchor).map_err(|error| Undone::refused(read_failed(error)))? {
+            return Err(invalid());
+        }
+        let records = self.records_at(&source, anchor).map_err(|error| Undone::refused(read_failed(error)))?;
+        let (prefix, prefix_records) = match fork.sub_offset {
+            0 => (Vec::new(), 0),
+            count => self.sub_offset_prefix(&source, anchor, count).map_err(Undone::refused)?,
+        };
+        Ok(ForkPoint { source, anchor, records, prefix, prefix_records })
+    }
+
+    fn fork_anchor(&self, state: &StreamState, offset: Offset) -> Result<u64, Undone> {
+        let refuse = |detail: String| Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, detail));
+        let start = offsets::resolve(state, &self.losses, offset).map_err(|refusal| refuse(refusal.sentence().to_owned()))?;
+        if start.gap.is_some_and(|gap| gap.certain) {
+            return Err(refuse(format!("Offset {offset} lies in a gap of the source.")));
+        }
+        Ok(start.position)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn stage_create(
+        &self,
+        path: &str,
+        request: &CreateRequest<'_>,
+        replaced: Option<&Arc<Stream>>,
+        fork: Option<ForkPoint>,
+        content_type: Arc<ContentType>,
+        (wire, records): (Vec<u8>, u32),
+        now_ms: u64,
+    ) -> Result<Created, Undone> {
+        // The source is locked first: it is older, and locks go by stream id.
+        let mut source_state = fork.as_ref().map(|fork| fork.source.lock());
+        if source_state.as_ref().is_some_and(|state| state.life != Life::Live) {
+            return Err(Undone::Wait);
+        }
+        let id = self.take_epoch(now_ms);
+        let mut initial = StreamState::new(id, request.class.unwrap_or(self.config.durability), now_ms);
+        initial.closed = request.closed;
+        let source_expiry = source_state.as_ref().and_then(|state| state.expiry.as_deref());
+        initial.expiry = initial_expiry(request, source_expiry, now_ms);
+        if let (Some(point), Some(source), Some(asked)) = (&fork, &source_state, &request.fork) {
+            self.begin_as_fork(&mut initial, point, source, asked);
+        }
+        let mut config = Vec::with_capacity(160 + path.len());
+        snapshot::encode(path, &content_type, &initial, &mut config);
+        if config.len() > u16::MAX as usize {
+            return Err(Undone::refused(Refusal::with(ErrorCode::Internal, "The source has too many epochs to be forked.")));
+        }
+        let stream = Arc::new(Stream::new(id, path, content_type, initial));
+        let mut state = stream.lock();
+        if !self.directory.insert_if_current(&stream, replaced) {
+            // Somebody else was faster: look again.
+            return Err(Undone::Wait);
+        }
+        let position = state.start;
+        let frame = Frame {
+            records,
+            position,
+            epoch: state.last_epoch(),
+            extra: &config,
+            payload: &wire,
+            ..Frame::control(FrameKind::Create, id, now_ms)
+        };
+        self.directory.mark_dirty(&stream, &mut state.dirty);
+        if let (Some(point), Some(source)) = (&fork, &mut source_state) {
+            self.directory.mark_dirty(&point.source, &mut source.dirty);
+        }
+        let staged = self.push_create(&stream, &mut state, frame, fork.as_ref());
+        let (sequence, fork_added) = match staged {
+            Ok(sequences) => sequences,
+            Err(reason) => {
+                // Nothing was staged: the stream never was.
+                state.life = Life::Gone;
+                drop(state);
+                self.directory.withdraw(&stream, replaced);
+                return Err(reason.into());
+            }
+        };
+        if let (Some(source), Some(sequence)) = (&mut source_state, fork_added) {
+            source.fork_count += 1;
+            source.applied_sequence = sequence;
+        }
+        state.applied_sequence = sequence;
+        state.control_sequence = sequence;
+        if !wire.is_empty() {
+            state.push_bytes(&wire, records);
+        }
+        if !state.class.waits_for_sync() {
+            state.publish_applied();
+        }
+        self.metrics.creates.add(1);
+        self.metrics.hot_bytes.add(wire.len() as u64);
+        let (offset, closed) = (self.applied_tail(&state), state.closed);
+        drop(state);
+        Ok(Created { stream, new: true, offset, closed, gate: sequence })
+    }
+
+    fn begin_as_fork(&self, initial: &mut StreamState, point: &ForkPoint, source: &StreamState, asked: &ForkRequest<'_>) {
+        initial.first_epoch = source.first_epoch;
+        initial.later_epochs = source.later_epochs.iter().copied().filter(|(_, start)| *start < point.anchor).collect();
+        let tail_epoch = self.losses.tail_epoch(source);
+        if point.anchor >= source.tail && tail_epoch > initial.last_epoch() {
+            initial.later_epochs.push((tail_epoch, point.anchor));
+        }
+        initial.start = point.anchor;
+        initial.start_records = point.records;
+        initial.tail = point.anchor;
+        initial.records = point.records;
+        initial.cold_records = point.records;
+        initial.hot.start = point.anchor;
+        initial.visible = Visible { tail: point.anchor, records: point.records, closed: false };
+        initial.fork = Some(Box::new(Fork {
+            source: point.source.id,
+            source_path: asked.source_path.into(),
+            anchor: point.anchor,
+            anchor_requested: asked.offset.is_some(),
+            sub_offset: asked.sub_offset,
+        }));
+    }
+
+    fn push_create(
+        &self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        frame: Frame<'_>,
+        fork: Option<&ForkPoint>,
+    ) -> Result<(u64, Option<u64>), crate::shard::batch::NotStaged> {
+        let mut open = self.shard.open()?;
+        open.admit(frame.encoded_len() + 64, false)?;
+        open.needs_sync = true;
+        let visible = Visible {
+            tail: state.tail + frame.payload.len() as u64,
+            records: state.records + u64::from(frame.records),
+            closed: state.closed,
+        };
+        open.touch(stream, state, visible);
+        let added = fork.map(|point| open.push(Frame::control(FrameKind::ForkAdded, point.source.id, frame.time_ms), true));
+        Ok((open.push(frame, false), added))
+    }
+}
+
+pub fn json_refusal(error: &json::JsonError) -> Refusal {
+    Refusal::with(ErrorCode::JsonInvalid, format!("{} at byte {}.", error.reason, error.position))
+}

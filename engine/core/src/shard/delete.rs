@@ -1,0 +1,138 @@
+//! Delete and expiry: soft while forks need the bytes, for good otherwise, up the chain of sources.
+
+use std::sync::Arc;
+
+use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
+use crate::error::ErrorCode;
+use crate::model::StreamId;
+use crate::shard::engine::{Engine, Undone};
+use crate::stream::handle::Stream;
+use crate::stream::state::{Life, StreamState};
+
+impl Engine {
+    /// Deletes a stream for a client. Returns the commit number to wait for.
+    pub fn delete(&self, stream: &Arc<Stream>, now_ms: u64) -> Result<u64, Undone> {
+        let (gate, release) = {
+            let mut state = stream.lock();
+            self.check_life(stream, &mut state, now_ms)?;
+            self.remove_locked(stream, &mut state, now_ms)?
+        };
+        self.metrics.deletes.add(1);
+        // The chain above goes step by step; each step is a group of its own and restartable.
+        if let Some(source) = release {
+            self.purge_unneeded(source, now_ms);
+        }
+        Ok(gate)
+    }
+
+    /// Turns an expired stream into a deleted one; the 404 that follows waits for its frame.
+    pub fn expire(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) -> Result<(), Undone> {
+        let (_, release) = self.remove_locked(stream, state, now_ms)?;
+        self.metrics.deletes.add(1);
+        if let Some(source) = release {
+            self.maintenance.request_purge(source);
+        }
+        Ok(())
+    }
+
+    /// Stages the delete of a live stream whose lock is held. A purge also gives back the source's fork count,
+    /// which the caller does with the returned id once this lock is released.
+    fn remove_locked(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) -> Result<(u64, Option<StreamId>), Undone> {
+        let soft = state.fork_count > 0;
+        // A fork's purge goes with its source's release in one group, so it needs both locks: the fork is
+        // hidden at once and purged by the chain walk.
+        let kind = if soft || state.fork.is_some() { FrameKind::SoftDelete } else { FrameKind::Purge };
+        self.directory.mark_dirty(stream, &mut state.dirty);
+        let sequence = {
+            let mut open = self.shard.open()?;
+            open.admit(FRAME_HEADER_BYTES, true)?;
+            open.needs_sync = true;
+            open.touch(stream, state, state.visible);
+            open.push(Frame::control(kind, stream.id, now_ms), false)
+        };
+        let release = (kind == FrameKind::SoftDelete && !soft).then_some(stream.id);
+        self.metrics.hot_bytes.sub(state.apply_delete(kind == FrameKind::Purge, sequence));
+        Ok((sequence, release))
+    }
+
+    /// Purges a soft-deleted stream that no fork needs, then its source if that was waiting for it, and so on.
+    pub fn purge_unneeded(&self, first: StreamId, now_ms: u64) {
+        let mut next = Some(first);
+        while let Some(id) = next {
+            match self.purge_step(id, now_ms) {
+                Ok(source) => next = source,
+                Err(()) => {
+                    self.maintenance.request_purge(id);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One step: purge of `id` and release of its source, as one group. `Err` = try again later.
+    fn purge_step(&self, id: StreamId, now_ms: u64) -> Result<Option<StreamId>, ()> {
+        let Some(stream) = self.directory.get_by_id(id).map_err(|_| ())? else { return Ok(None) };
+        let source_id = stream.lock().fork.as_ref().map(|fork| fork.source);
+        let source = match source_id {
+            Some(source) => self.directory.get_by_id(source).map_err(|_| ())?,
+            None => None,
+        };
+        // Lock order: by stream id; a source is always older than its fork.
+        let mut source_state = source.as_ref().map(|source| source.lock());
+        let mut state = stream.lock();
+        if state.life != Life::SoftDeleted || state.fork_count > 0 {
+            return Ok(None);
+        }
+        self.directory.mark_dirty(&stream, &mut state.dirty);
+        if let (Some(source), Some(source_state)) = (&source, &mut source_state) {
+            self.directory.mark_dirty(source, &mut source_state.dirty);
+        }
+        let (purged, released) = {
+            let mut open = self.shard.open().map_err(|_| ())?;
+            open.admit(2 * FRAME_HEADER_BYTES, true).map_err(|_| ())?;
+            open.needs_sync = true;
+            let visible = state.visible;
+            open.touch(&stream, &mut state, visible);
+            let purged = open.push(Frame::control(FrameKind::Purge, id, now_ms), source.is_some());
+            let released = source.as_ref().map(|source| open.push(Frame::control(FrameKind::ForkReleased, source.id, now_ms), false));
+            (purged, released)
+        };
+        self.metrics.hot_bytes.sub(state.apply_delete(true, purged));
+        self.shard.kick();
+        let (Some(source), Some(mut source_state), Some(released)) = (source.as_ref(), source_state, released) else {
+            return Ok(None);
+        };
+        source_state.fork_count = source_state.fork_count.saturating_sub(1);
+        source_state.applied_sequence = released;
+        let unneeded = source_state.life == Life::SoftDeleted && source_state.fork_count == 0;
+        Ok(unneeded.then_some(source.id))
+    }
+
+    /// Renews a sliding TTL for a reader, with a frame now and then that nobody waits for.
+    pub fn renew_for_read(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) {
+        if state.expiry.is_none() || !state.renew(now_ms) {
+            return;
+        }
+        self.directory.mark_dirty(stream, &mut state.dirty);
+        if let Ok(mut open) = self.shard.open() {
+            if open.admit(FRAME_HEADER_BYTES, false).is_ok() {
+                state.applied_sequence = open.push(Frame::control(FrameKind::Touch, stream.id, now_ms), false);
+            }
+        }
+    }
+
+    /// Deletes the stream if it has expired; for the sweeper.
+    pub fn sweep(&self, stream: &Arc<Stream>, now_ms: u64) -> Result<bool, Undone> {
+        let mut state = stream.lock();
+        if !state.expired(now_ms) {
+            return Ok(false);
+        }
+        self.expire(stream, &mut state, now_ms)?;
+        Ok(true)
+    }
+
+    /// What a missing stream is refused with.
+    pub fn missing() -> Undone {
+        Undone::refused(ErrorCode::StreamNotFound)
+    }
+}

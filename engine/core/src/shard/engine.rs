@@ -1,0 +1,196 @@
+//! The engine: everything below the sockets, assembled.
+//!
+//! `serve` calls it from reactor threads, the Python handle from blocking callers, simulation directly.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
+use crate::config::Config;
+use crate::error::{EngineError, ErrorCode, Refusal};
+use crate::io::Doors;
+use crate::log::catalog::CatalogError;
+use crate::log::cold::ColdStore;
+use crate::log::directory::Directory;
+use crate::log::recover::recover;
+use crate::log::wal::WalCursor;
+use crate::metrics::Metrics;
+use crate::model::{Offset, StreamId};
+use crate::shard::ack::Mailbox;
+use crate::shard::batch::NotStaged;
+use crate::shard::commit::{RetainedFile, Shard};
+use crate::stream::handle::Stream;
+use crate::stream::offsets::{self, Losses};
+use crate::stream::state::StreamState;
+
+pub struct Engine {
+    pub config: Config,
+    pub doors: Doors,
+    pub metrics: Arc<Metrics>,
+    pub shard: Shard,
+    pub directory: Directory,
+    pub cold: ColdStore,
+    pub losses: Losses,
+    highest_epoch: AtomicU64,
+    pub stopping: AtomicBool,
+    pub maintenance: crate::shard::maintain::Maintenance,
+    /// Highest log file generation in use.
+    pub highest_generation: AtomicU64,
+}
+
+/// An operation that could not be decided or staged yet, or was refused.
+pub enum Undone {
+    /// Nothing has changed; try again after the next commit.
+    Wait,
+    /// Refused on state that becomes final at commit number `gate`.
+    Refused { refusal: Refusal, gate: u64 },
+}
+
+impl Undone {
+    pub fn refused(refusal: impl Into<Refusal>) -> Undone {
+        Undone::Refused { refusal: refusal.into(), gate: 0 }
+    }
+}
+
+impl From<NotStaged> for Undone {
+    fn from(reason: NotStaged) -> Undone {
+        match reason {
+            NotStaged::Wait => Undone::Wait,
+            NotStaged::Full => Undone::refused(ErrorCode::StorageFull),
+            NotStaged::Failed => {
+                Undone::refused(Refusal::with(ErrorCode::ServerBusy, "The log has failed; the server takes no writes until it is restarted."))
+            }
+        }
+    }
+}
+
+impl From<CatalogError> for Undone {
+    fn from(error: CatalogError) -> Undone {
+        eprintln!("millstream: catalog: {error}");
+        Undone::refused(Refusal::with(ErrorCode::Internal, "The catalog could not be read."))
+    }
+}
+
+impl Engine {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        config: Config,
+        doors: Doors,
+        metrics: Arc<Metrics>,
+        shard: Shard,
+        directory: Directory,
+        cold: ColdStore,
+        losses: Losses,
+        highest_epoch: u64,
+        highest_generation: u64,
+    ) -> Engine {
+        Engine {
+            config,
+            doors,
+            metrics,
+            shard,
+            directory,
+            cold,
+            losses,
+            highest_epoch: AtomicU64::new(highest_epoch),
+            stopping: AtomicBool::new(false),
+            maintenance: crate::shard::maintain::Maintenance::default(),
+            highest_generation: AtomicU64::new(highest_generation),
+        }
+    }
+
+    pub fn now_ms(&self) -> u64 {
+        self.doors.clock.wall_ms()
+    }
+
+    /// A number never used before, here or in an earlier life of this directory.
+    pub fn take_epoch(&self, now_ms: u64) -> StreamId {
+        let next = |highest: u64| (highest + 1).max(now_ms);
+        let before = self.highest_epoch.fetch_update(Ordering::AcqRel, Ordering::Acquire, |highest| Some(next(highest)));
+        StreamId(next(before.unwrap_or_default()))
+    }
+
+    pub fn highest_epoch(&self) -> u64 {
+        self.highest_epoch.load(Ordering::Acquire)
+    }
+
+    /// Commit number that a reply revealing this state must wait for; 0 = none.
+    pub fn reveal_gate(&self, state: &StreamState) -> u64 {
+        let sequence = if state.class.waits_for_sync() { state.applied_sequence } else { state.control_sequence };
+        if sequence > self.shard.synced() { sequence } else { 0 }
+    }
+
+    pub fn visible_tail(&self, state: &StreamState) -> Offset {
+        offsets::visible_tail(state, &self.losses)
+    }
+
+    pub fn applied_tail(&self, state: &StreamState) -> Offset {
+        offsets::applied_tail(state, &self.losses)
+    }
+
+    /// Loads the stream at a path for a reader or writer; deleted and expired ones included.
+    pub fn find(&self, path: &str) -> Result<Option<Arc<Stream>>, Undone> {
+        Ok(self.directory.get(path)?)
+    }
+}
+
+/// An engine that has recovered, and what it found.
+pub struct Opened {
+    pub engine: Arc<Engine>,
+    pub frames: u64,
+    pub clean: bool,
+}
+
+impl Engine {
+    /// Recovers a data directory. The caller holds its lock.
+    pub fn open(config: Config, doors: Doors, progress: &mut dyn FnMut(&str)) -> Result<Opened, EngineError> {
+        let metrics = Arc::new(Metrics::default());
+        let recovered = recover(&config, &doors, &metrics, progress)?;
+        let retained = recovered
+            .retained
+            .into_iter()
+            .map(|(file, last_sequence)| RetainedFile { file: Arc::new(file), last_sequence })
+            .collect();
+        let mailboxes: Result<Vec<Mailbox>, _> = (0..config.reactor_count()).map(|_| Mailbox::new()).collect();
+        let mailboxes = mailboxes.map_err(|error| EngineError::io("event descriptor", error))?;
+        let cursor = WalCursor::resume(recovered.current, recovered.position);
+        let shard = Shard::new(
+            doors.clone(),
+            Arc::clone(&metrics),
+            cursor,
+            recovered.next_sequence,
+            retained,
+            mailboxes,
+            config.fault_sync_delay_ms,
+        );
+        let engine = Engine::new(
+            config,
+            doors,
+            metrics,
+            shard,
+            recovered.directory,
+            recovered.cold,
+            recovered.losses,
+            recovered.highest_epoch,
+            recovered.highest_generation,
+        );
+        recovered.unneeded.into_iter().for_each(|stream| engine.maintenance.request_purge(stream));
+        Ok(Opened { engine: Arc::new(engine), frames: recovered.frames, clean: recovered.clean })
+    }
+
+    /// Writes the mark of a clean shutdown as the last frame. Nothing may be staged behind it.
+    pub fn write_clean_mark(&self, timeout: Duration) -> bool {
+        let sequence = match self.shard.open() {
+            Ok(mut open) => {
+                if open.admit(FRAME_HEADER_BYTES, true).is_err() {
+                    return false;
+                }
+                open.needs_sync = true;
+                open.push(Frame::control(FrameKind::CleanStop, StreamId(0), self.now_ms()), false)
+            }
+            Err(_) => return false,
+        };
+        self.shard.wait_synced(sequence, timeout)
+    }
+}

@@ -1,0 +1,245 @@
+//! Maintenance: log files are prepared ahead, checkpoints written, expired streams swept, idle ones evicted.
+//! One thread, woken by need or by the clock; nothing here is on the way of a request.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::limits::WAL_SPARE_FILES;
+use crate::log::checkpoint::{Checkpoint, CheckpointError};
+use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
+use crate::model::StreamId;
+use crate::shard::commit::RetainedFile;
+use crate::shard::engine::Engine;
+
+const WAIT_SYNCED: Duration = Duration::from_secs(60);
+/// Streams looked at per sweep step while the catalog is walked for expiries.
+const EXPIRY_SCAN_PAGE: usize = 2_000;
+
+#[derive(Default)]
+pub struct Maintenance {
+    wishes: Mutex<Wishes>,
+    changed: Condvar,
+    checkpoint_wanted: AtomicBool,
+}
+
+#[derive(Default)]
+struct Wishes {
+    stop: bool,
+    purges: Vec<StreamId>,
+}
+
+impl Maintenance {
+    pub fn request_checkpoint(&self) {
+        if !self.checkpoint_wanted.swap(true, Ordering::AcqRel) {
+            self.changed.notify_all();
+        }
+    }
+
+    pub fn request_purge(&self, stream: StreamId) {
+        self.wishes.lock().purges.push(stream);
+    }
+
+    pub fn stop(&self) {
+        self.wishes.lock().stop = true;
+        self.changed.notify_all();
+    }
+
+    pub fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until somebody wants something or the time is up. Returns `false` when it is time to stop.
+    fn wait(&self, timeout: Duration) -> (bool, Vec<StreamId>) {
+        let mut wishes = self.wishes.lock();
+        if !wishes.stop && !self.checkpoint_wanted.load(Ordering::Acquire) {
+            self.changed.wait_for(&mut wishes, timeout);
+        }
+        (!wishes.stop, std::mem::take(&mut wishes.purges))
+    }
+}
+
+impl Engine {
+    /// The maintenance thread's loop.
+    pub fn run_maintenance(&self) {
+        let mut expiry_cursor: Option<Vec<u8>> = Some(Vec::new());
+        let mut last_sweep_us = 0;
+        self.prepare_spares();
+        loop {
+            let (go_on, purges) = self.maintenance.wait(Duration::from_millis(20));
+            if !go_on {
+                return;
+            }
+            let now_ms = self.now_ms();
+            purges.into_iter().for_each(|stream| self.purge_unneeded(stream, now_ms));
+            self.prepare_spares();
+            let retained = self.metrics.wal_retained_bytes.get();
+            if self.maintenance.checkpoint_wanted.load(Ordering::Acquire) || retained >= self.config.checkpoint_bytes {
+                self.checkpoint_and_report();
+            }
+            let now_us = self.doors.clock.monotonic_us();
+            if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {
+                last_sweep_us = now_us;
+                self.load_expiring(&mut expiry_cursor);
+                self.sweep_expired(now_ms);
+                self.directory.evict(self.config.streams_cached_max);
+            }
+        }
+    }
+
+    fn checkpoint_and_report(&self) {
+        if let Err(error) = self.checkpoint() {
+            self.metrics.checkpoint_failures.add(1);
+            eprintln!("millstream: checkpoint failed, will be tried again: {error}");
+            // Nothing gets better by hurrying.
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        self.shard.ring_all();
+    }
+
+    /// Writes a checkpoint and frees the log behind it.
+    pub fn checkpoint(&self) -> Result<(), CheckpointError> {
+        self.maintenance.checkpoint_wanted.store(false, Ordering::Release);
+        let before_us = self.doors.clock.monotonic_us();
+        let retained_before = self.metrics.wal_retained_bytes.get();
+        let staged = self.shard.staged();
+        Checkpoint {
+            directory: &self.directory,
+            cold: &self.cold,
+            metrics: &self.metrics,
+            losses: &self.losses,
+            highest_epoch: self.highest_epoch(),
+            staged,
+            wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),
+        }
+        .run()?;
+        self.metrics.wal_retained_bytes.sub(retained_before);
+        self.free_log(staged);
+        self.drop_dead_packs();
+        self.metrics.checkpoints.add(1);
+        self.metrics.checkpoint_us.add(self.doors.clock.monotonic_us().saturating_sub(before_us));
+        Ok(())
+    }
+
+    /// Recycles or removes log files that the checkpoint covers.
+    fn free_log(&self, checkpoint: u64) {
+        let freed: Vec<RetainedFile> = {
+            let mut retained = self.shard.retained.lock();
+            let (free, keep) = retained.drain(..).partition(|file| file.last_sequence <= checkpoint);
+            *retained = keep;
+            free
+        };
+        for file in freed {
+            if let Err(error) = self.free_file(&file.file) {
+                eprintln!("millstream: could not free {}: {error}", file_name(file.file.generation));
+            }
+        }
+    }
+
+    fn free_file(&self, file: &WalFile) -> std::io::Result<()> {
+        let spares = self.shard.open().map_or(usize::MAX, |open| open.cursor.spare_count());
+        if file.capacity == self.config.wal_file_bytes_effective() && spares <= WAL_SPARE_FILES {
+            let recycled = prepare_recycled(&*self.doors.disk, file, self.next_generation())?;
+            self.add_spare(recycled);
+            return Ok(());
+        }
+        self.doors.disk.remove(&file_name(file.generation))
+    }
+
+    fn next_generation(&self) -> u64 {
+        self.highest_generation.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn add_spare(&self, file: WalFile) {
+        if let Ok(mut open) = self.shard.open() {
+            open.cursor.add_spare(file);
+            open.storage_full = false;
+        }
+        self.metrics.wal_full.set(0);
+        self.shard.ring_all();
+    }
+
+    /// Keeps prewritten files ready behind the current one.
+    fn prepare_spares(&self) {
+        loop {
+            match self.shard.open() {
+                Ok(open) if open.cursor.spare_count() < WAL_SPARE_FILES => {}
+                _ => return,
+            }
+            match prepare_new(&*self.doors.disk, self.next_generation(), self.config.wal_file_bytes_effective()) {
+                Ok(file) => self.add_spare(file),
+                Err(error) => {
+                    self.report_no_spare(&error);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn report_no_spare(&self, error: &std::io::Error) {
+        if let Ok(mut open) = self.shard.open() {
+            if !std::mem::replace(&mut open.storage_full, true) {
+                eprintln!("millstream: no room for the next log file, appends are refused when this one is full: {error}");
+            }
+        }
+        self.metrics.wal_full.set(1);
+        // Old log files may be all that is in the way.
+        if !self.shard.retained.lock().is_empty() {
+            self.maintenance.checkpoint_wanted.store(true, Ordering::Release);
+        }
+        self.shard.ring_all();
+    }
+
+    /// Unlinks packs without live bytes and moves the last streams out of mostly dead ones.
+    fn drop_dead_packs(&self) {
+        let usage = match self.directory.catalog().packs().map_err(std::io::Error::other).and_then(|live| self.cold.pack_usage(&live)) {
+            Ok(usage) => usage,
+            Err(error) => {
+                eprintln!("millstream: packs could not be looked at: {error}");
+                return;
+            }
+        };
+        for pack in usage.iter().filter(|pack| pack.live_bytes == 0) {
+            if let Err(error) = self.cold.remove_pack(pack.number) {
+                eprintln!("millstream: pack {} could not be removed: {error}", pack.number);
+            }
+        }
+    }
+
+    /// Walks the catalog once after a start, a page at a time, so that untouched streams expire too.
+    fn load_expiring(&self, cursor: &mut Option<Vec<u8>>) {
+        let Some(after) = cursor.take() else { return };
+        let mut last = None;
+        let mut expiring = Vec::new();
+        let result = self.directory.catalog().scan(b"", &after, EXPIRY_SCAN_PAGE, &mut |path, value| {
+            last = Some(path.to_vec());
+            if crate::stream::snapshot::has_expiry(value) {
+                expiring.push(path.to_vec());
+            }
+            true
+        });
+        if let Err(error) = result {
+            eprintln!("millstream: catalog could not be walked for expiring streams: {error}");
+            return;
+        }
+        for path in expiring {
+            let loaded = std::str::from_utf8(&path).map(|path| self.directory.get(path));
+            if let Ok(Err(error)) = loaded {
+                eprintln!("millstream: an expiring stream could not be loaded: {error}");
+            }
+        }
+        *cursor = last;
+    }
+
+    fn sweep_expired(&self, now_ms: u64) {
+        for stream in self.directory.expiring(now_ms) {
+            match self.sweep(&stream, now_ms) {
+                Ok(true) => self.shard.kick(),
+                Ok(false) => {}
+                // No room in the log now; the next sweep tries again.
+                Err(_) => return,
+            }
+        }
+    }
+}

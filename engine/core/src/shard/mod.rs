@@ -1,0 +1,14 @@
+//! The write side: one open batch, group commit, acknowledgements by commit number; and the operations that
+//! `serve` and the Python handle call.
+
+pub mod ack;
+pub mod batch;
+pub mod commit;
+pub mod create;
+pub mod delete;
+pub mod engine;
+pub mod feed;
+pub mod list;
+pub mod maintain;
+pub mod read;
+pub mod write;

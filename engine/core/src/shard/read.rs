@@ -1,0 +1,312 @@
+//! Reading: from an offset to bytes. A position is served by the stream that owns it (a fork's source below
+//! the fork point), and there by extents, then bytes being checkpointed, then the hot tail.
+//!
+//! Nothing here buffers: `fill` copies the next piece into the caller's buffer, so a stalled reader holds
+//! neither memory, nor a thread, nor a descriptor.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::{ErrorCode, Refusal};
+use crate::limits::TAIL_RECORDS_MAX;
+use crate::model::{Extent, IndexEntry, Media};
+use crate::shard::engine::Engine;
+use crate::stream::handle::Stream;
+use crate::stream::json;
+use crate::stream::offsets;
+use crate::stream::state::{Hot, StreamState};
+
+/// Which index entry is wanted: the first one that satisfies it (all keys grow along the index).
+#[derive(Clone, Copy)]
+enum Key {
+    EndAtLeast(u64),
+    RecordsAtLeast(u64),
+    TimeAtLeast(u64),
+}
+
+impl Key {
+    fn reached(self, entry: &IndexEntry) -> bool {
+        match self {
+            Key::EndAtLeast(end) => entry.end >= end,
+            Key::RecordsAtLeast(records) => entry.records >= records,
+            Key::TimeAtLeast(time) => entry.time_ms >= time,
+        }
+    }
+}
+
+/// The parts of a stream's own bytes, taken under its lock so that they can be read without it.
+struct Parts {
+    start: u64,
+    start_records: u64,
+    extents: Arc<Vec<Extent>>,
+    flushing: Option<Arc<Hot>>,
+}
+
+fn parts(state: &StreamState) -> Parts {
+    Parts {
+        start: state.start,
+        start_records: state.start_records,
+        extents: Arc::clone(&state.extents),
+        flushing: state.flushing.clone(),
+    }
+}
+
+impl Engine {
+    /// Copies bytes from `position` on into `buffer`, as many as one piece holds. The caller keeps the range
+    /// within what is visible; 0 means that the bytes are not there any more.
+    pub fn fill(&self, stream: &Arc<Stream>, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let (owner, limit) = self.owner_of(stream, position)?;
+        let room = buffer.len().min(usize::try_from(limit - position).unwrap_or(usize::MAX));
+        let buffer = &mut buffer[..room];
+        let parts = {
+            let state = owner.lock();
+            if position >= state.hot.start && !state.hot.bytes.is_empty() {
+                return Ok(copy_from(&state.hot, position, buffer));
+            }
+            parts(&state)
+        };
+        if let Some(flushing) = parts.flushing.filter(|hot| position >= hot.start) {
+            return Ok(copy_from(&flushing, position, buffer));
+        }
+        self.cold.read(&parts.extents, position, buffer)
+    }
+
+    /// Reads a whole range; the range must be visible.
+    pub fn read_range(&self, stream: &Arc<Stream>, mut position: u64, end: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; (end - position) as usize];
+        let mut filled = 0;
+        while position < end {
+            let count = self.fill(stream, position, &mut bytes[filled..])?;
+            if count == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "stream bytes are missing"));
+            }
+            filled += count;
+            position += count as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// The stream that owns the byte at `position`, and where its ownership ends as seen from `stream`.
+    /// Iterative: a chain of forks may be long.
+    fn owner_of(&self, stream: &Arc<Stream>, position: u64) -> io::Result<(Arc<Stream>, u64)> {
+        let mut owner = Arc::clone(stream);
+        let mut limit = u64::MAX;
+        loop {
+            let source = {
+                let state = owner.lock();
+                match &state.fork {
+                    Some(fork) if position < state.start => {
+                        limit = limit.min(state.start);
+                        fork.source
+                    }
+                    _ => {
+                        drop(state);
+                        return Ok((owner, limit));
+                    }
+                }
+            };
+            let found = self.directory.get_by_id(source).map_err(io::Error::other)?;
+            owner = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing"))?;
+        }
+    }
+
+    /// First entry of a stream's own index that reaches the key.
+    fn own_entry(&self, stream: &Arc<Stream>, key: Key) -> io::Result<Option<IndexEntry>> {
+        let (parts, in_hot, hot_is_all) = {
+            let state = stream.lock();
+            let in_hot = first_reaching(&state.hot.index, key);
+            let hot_is_all = state.extents.is_empty() && state.flushing.is_none();
+            (parts(&state), in_hot, hot_is_all)
+        };
+        if hot_is_all {
+            return Ok(in_hot);
+        }
+        let cold = match key {
+            Key::EndAtLeast(end) => self.cold.entry_at_or_after(&parts.extents, end)?,
+            Key::RecordsAtLeast(records) => self.cold.entry_by_records(&parts.extents, records)?,
+            Key::TimeAtLeast(time) => self.cold.entry_by_time(&parts.extents, time)?,
+        };
+        let flushing = || parts.flushing.as_ref().and_then(|hot| first_reaching(&hot.index, key));
+        Ok(cold.or_else(flushing).or(in_hot))
+    }
+
+    /// Last boundary at or below `limit` in the own index of the stream that owns the byte before it.
+    fn boundary_at_or_before(&self, stream: &Arc<Stream>, limit: u64) -> io::Result<u64> {
+        let (owner, _) = self.owner_of(stream, limit.saturating_sub(1))?;
+        let (parts, in_hot) = {
+            let state = owner.lock();
+            (parts(&state), last_not_beyond(&state.hot.index, limit))
+        };
+        if let Some(entry) = in_hot {
+            return Ok(entry.end);
+        }
+        if let Some(entry) = parts.flushing.as_ref().and_then(|hot| last_not_beyond(&hot.index, limit)) {
+            return Ok(entry.end);
+        }
+        let cold = self.cold.entry_at_or_before(&parts.extents, limit)?;
+        Ok(cold.map_or(parts.start, |entry| entry.end))
+    }
+
+    /// First boundary beyond `position`.
+    fn boundary_after(&self, stream: &Arc<Stream>, position: u64) -> io::Result<u64> {
+        let (owner, limit) = self.owner_of(stream, position)?;
+        let entry = self.own_entry(&owner, Key::EndAtLeast(position + 1))?;
+        entry.map(|entry| entry.end.min(limit)).ok_or_else(|| io::Error::other("no index entry behind a visible position"))
+    }
+
+    /// Whether an append ended exactly here.
+    pub fn is_boundary(&self, stream: &Arc<Stream>, position: u64) -> io::Result<bool> {
+        if position == 0 {
+            return Ok(true);
+        }
+        Ok(self.boundary_at_or_before(stream, position)? == position)
+    }
+
+    /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, within
+    /// one epoch; a single larger append still goes out whole.
+    pub fn window_end(&self, stream: &Arc<Stream>, position: u64, window: u64) -> io::Result<u64> {
+        let (tail, epoch_end) = {
+            let state = stream.lock();
+            (state.visible.tail, offsets::epoch_end_after(&state, position))
+        };
+        let end = tail.min(epoch_end);
+        let limit = position.saturating_add(window);
+        if end <= limit {
+            return Ok(end.max(position));
+        }
+        let boundary = self.boundary_at_or_before(stream, limit)?;
+        if boundary > position { Ok(boundary) } else { self.boundary_after(stream, position) }
+    }
+
+    /// Records of the stream up to a boundary.
+    pub fn records_at(&self, stream: &Arc<Stream>, position: u64) -> io::Result<u64> {
+        if position == 0 {
+            return Ok(0);
+        }
+        let (owner, _) = self.owner_of(stream, position - 1)?;
+        if owner.lock().start == position {
+            return Ok(owner.lock().start_records);
+        }
+        let entry = self.own_entry(&owner, Key::EndAtLeast(position))?;
+        entry.map(|entry| entry.records).ok_or_else(|| io::Error::other("no index entry at a visible position"))
+    }
+
+    /// Position where the last `count` visible records begin.
+    pub fn position_of_last(&self, stream: &Arc<Stream>, count: u64) -> io::Result<u64> {
+        let visible = stream.lock().visible;
+        let count = count.min(TAIL_RECORDS_MAX);
+        if count == 0 {
+            return Ok(visible.tail);
+        }
+        if count >= visible.records {
+            return Ok(0);
+        }
+        let wanted = visible.records - count;
+        self.position_of_record(stream, wanted)
+    }
+
+    /// Position where the record with this number (from 0) begins. Inside an append of several JSON messages
+    /// the bytes themselves say where.
+    fn position_of_record(&self, stream: &Arc<Stream>, number: u64) -> io::Result<u64> {
+        let owner = self.owner_of_record(stream, number)?;
+        let missing = || io::Error::other("no index entry for a visible record");
+        let entry = self.own_entry(&owner, Key::RecordsAtLeast(number + 1))?.ok_or_else(missing)?;
+        let append_start = self.boundary_at_or_before(&owner, entry.end - 1)?;
+        let records_before = self.records_at(&owner, append_start)?;
+        let skip = number.saturating_sub(records_before) as usize;
+        if skip == 0 || owner.content_type.media != Media::Json {
+            return Ok(append_start);
+        }
+        let bytes = self.read_range(&owner, append_start, entry.end)?;
+        let end = json::message_ends(&bytes).nth(skip - 1).ok_or_else(missing)?;
+        Ok(append_start + end as u64)
+    }
+
+    fn owner_of_record(&self, stream: &Arc<Stream>, number: u64) -> io::Result<Arc<Stream>> {
+        let mut owner = Arc::clone(stream);
+        loop {
+            let source = {
+                let state = owner.lock();
+                match &state.fork {
+                    Some(fork) if number < state.start_records => fork.source,
+                    _ => {
+                        drop(state);
+                        return Ok(owner);
+                    }
+                }
+            };
+            let found = self.directory.get_by_id(source).map_err(io::Error::other)?;
+            owner = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing"))?;
+        }
+    }
+
+    /// Position where the first append at or after a time begins.
+    pub fn position_at_time(&self, stream: &Arc<Stream>, time_ms: u64) -> io::Result<u64> {
+        let tail = stream.lock().visible.tail;
+        let mut owner = Arc::clone(stream);
+        let mut found = tail;
+        let mut limit = tail;
+        loop {
+            if let Some(entry) = self.own_entry(&owner, Key::TimeAtLeast(time_ms))? {
+                if entry.end <= limit {
+                    found = self.boundary_at_or_before(&owner, entry.end - 1)?;
+                }
+            }
+            let (start, source) = {
+                let state = owner.lock();
+                (state.start, state.fork.as_ref().map(|fork| fork.source))
+            };
+            // Earlier bytes can only matter if everything of this stream's own is late enough.
+            let Some(source) = source.filter(|_| found <= start || start == limit) else { return Ok(found) };
+            limit = start;
+            found = found.min(start);
+            let next = self.directory.get_by_id(source).map_err(io::Error::other)?;
+            owner = next.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing"))?;
+        }
+    }
+
+    /// The first `count` units (bytes, or JSON messages) of the append that follows `anchor`: what a fork with
+    /// a sub-offset takes along. Returns the bytes and how many records they are.
+    pub fn sub_offset_prefix(&self, stream: &Arc<Stream>, anchor: u64, count: u64) -> Result<(Vec<u8>, u32), Refusal> {
+        let beyond = || Refusal::with(ErrorCode::ForkOffsetInvalid, "Stream-Fork-Sub-Offset reaches beyond the append it counts in.");
+        let tail = stream.lock().visible.tail;
+        if anchor >= tail {
+            return Err(beyond());
+        }
+        let end = self.boundary_after(stream, anchor).map_err(read_failed)?.min(tail);
+        if stream.content_type.media != Media::Json && count > end - anchor {
+            return Err(beyond());
+        }
+        let bytes = self.read_range(stream, anchor, end).map_err(read_failed)?;
+        if stream.content_type.media != Media::Json {
+            return Ok((bytes[..count as usize].to_vec(), 1));
+        }
+        let wanted = usize::try_from(count).ok().and_then(|count| count.checked_sub(1)).ok_or_else(beyond)?;
+        let cut = json::message_ends(&bytes).nth(wanted).ok_or_else(beyond)?;
+        Ok((bytes[..cut].to_vec(), count as u32))
+    }
+}
+
+/// A read error in the words of a reply; the log has the details.
+pub fn read_failed(error: io::Error) -> Refusal {
+    eprintln!("millstream: read failed: {error}");
+    Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
+}
+
+fn copy_from(hot: &Hot, position: u64, buffer: &mut [u8]) -> usize {
+    let from = (position - hot.start) as usize;
+    let Some(bytes) = hot.bytes.get(from..) else { return 0 };
+    let count = bytes.len().min(buffer.len());
+    buffer[..count].copy_from_slice(&bytes[..count]);
+    count
+}
+
+fn first_reaching(index: &[IndexEntry], key: Key) -> Option<IndexEntry> {
+    let at = index.partition_point(|entry| !key.reached(entry));
+    index.get(at).copied()
+}
+
+fn last_not_beyond(index: &[IndexEntry], limit: u64) -> Option<IndexEntry> {
+    let count = index.partition_point(|entry| entry.end <= limit);
+    index[..count].last().copied()
+}

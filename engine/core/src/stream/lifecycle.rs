@@ -1,0 +1,72 @@
+//! Create and fork decisions: is a repeated PUT the same configuration, and what does a new stream start as.
+
+use crate::model::{Class, ContentType, Offset};
+use crate::stream::state::{Expiry, StreamState};
+
+/// A create as the client asked for it; absent headers are `None`.
+#[derive(Clone, Copy, Default)]
+pub struct CreateRequest<'a> {
+    pub content_type: Option<&'a str>,
+    pub ttl_seconds: Option<u64>,
+    pub expires_at_ms: Option<u64>,
+    pub closed: bool,
+    pub class: Option<Class>,
+    pub fork: Option<ForkRequest<'a>>,
+}
+
+#[derive(Clone, Copy)]
+pub struct ForkRequest<'a> {
+    /// Path of the source below the stream root.
+    pub source_path: &'a str,
+    pub offset: Option<Offset>,
+    pub sub_offset: u64,
+}
+
+/// Whether a repeated PUT asks for what is already there. Only what the request says is compared with what a
+/// fork took over from its source.
+pub fn same_configuration(state: &StreamState, content_type: &ContentType, request: &CreateRequest<'_>) -> bool {
+    same_content_type(state, content_type, request)
+        && same_expiry(state.expiry.as_deref(), request)
+        && state.closed == request.closed
+        && request.class.is_none_or(|class| class == state.class)
+        && same_fork(state, request)
+}
+
+fn same_content_type(state: &StreamState, content_type: &ContentType, request: &CreateRequest<'_>) -> bool {
+    match request.content_type {
+        Some(text) => content_type.matches(text.as_bytes()),
+        None => state.fork.is_some() || content_type.matches(ContentType::DEFAULT.as_bytes()),
+    }
+}
+
+fn same_expiry(stored: Option<&Expiry>, request: &CreateRequest<'_>) -> bool {
+    let asked = (request.ttl_seconds, request.expires_at_ms);
+    match stored {
+        None => asked == (None, None),
+        Some(expiry) if asked == (None, None) => expiry.inherited,
+        Some(expiry) => asked == (expiry.ttl_seconds, expiry.expires_at_ms),
+    }
+}
+
+fn same_fork(state: &StreamState, request: &CreateRequest<'_>) -> bool {
+    match (&state.fork, &request.fork) {
+        (None, None) => true,
+        (Some(stored), Some(asked)) => {
+            *stored.source_path == *asked.source_path
+                && stored.sub_offset == asked.sub_offset
+                && asked.offset.is_none_or(|offset| offset.position == stored.anchor)
+        }
+        _ => false,
+    }
+}
+
+/// Expiry of a new stream: its own wish, else its source's window or date.
+pub fn initial_expiry(request: &CreateRequest<'_>, source: Option<&Expiry>, now_ms: u64) -> Option<Box<Expiry>> {
+    let own = request.ttl_seconds.is_some() || request.expires_at_ms.is_some();
+    let (ttl_seconds, expires_at_ms, inherited) = match (own, source) {
+        (true, _) => (request.ttl_seconds, request.expires_at_ms, false),
+        (false, Some(source)) => (source.ttl_seconds, source.expires_at_ms, true),
+        (false, None) => return None,
+    };
+    Some(Box::new(Expiry { ttl_seconds, expires_at_ms, inherited, last_access_ms: now_ms, logged_access_ms: now_ms }))
+}

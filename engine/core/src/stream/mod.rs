@@ -1,0 +1,11 @@
+//! One stream, deterministically: state, decisions and read planning. No I/O; time is an argument.
+//!
+//! The same functions run for live requests, in recovery and in simulation.
+
+pub mod append;
+pub mod handle;
+pub mod json;
+pub mod lifecycle;
+pub mod offsets;
+pub mod snapshot;
+pub mod state;

@@ -1,0 +1,193 @@
+//! Offsets: what a client's offset means on this stream now, and which offset a position is reported as.
+//!
+//! A stream's bytes are divided into epochs; the byte position goes on across them. An epoch ends where a tail
+//! may have been lost, so an offset of an older epoch either still names the same bytes or leads to a gap.
+//!
+//! Invariants
+//! - `I-OFFSET-1` No offset ever names two different byte strings.
+//! - `I-OFFSET-2` No response spans an epoch boundary; the read that starts at one carries the gap.
+
+use crate::error::{ErrorCode, Refusal};
+use crate::model::Offset;
+use crate::stream::state::StreamState;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GapReason {
+    Crash,
+    Recreated,
+}
+
+impl GapReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            GapReason::Crash => "crash",
+            GapReason::Recreated => "recreated",
+        }
+    }
+}
+
+/// A range that a reader cannot get.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gap {
+    pub from: Offset,
+    pub to: Offset,
+    pub reason: GapReason,
+    /// Whether bytes are known to be missing, or only may be.
+    pub certain: bool,
+}
+
+/// Where a read begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadStart {
+    pub position: u64,
+    pub gap: Option<Gap>,
+}
+
+/// Possible losses of weaker classes: one global list, newest last, no write per stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Epochs begun by an unclean restart.
+    pub unclean_starts: Vec<u64>,
+}
+
+impl Losses {
+    /// Epoch that the next byte of the stream belongs to.
+    pub fn tail_epoch(&self, state: &StreamState) -> u64 {
+        let last = state.last_epoch();
+        if state.class.waits_for_sync() {
+            return last;
+        }
+        match self.unclean_starts.last() {
+            Some(epoch) if *epoch > state.id.0 => last.max(*epoch),
+            _ => last,
+        }
+    }
+}
+
+/// The tail that readers may see, as an offset.
+pub fn visible_tail(state: &StreamState, losses: &Losses) -> Offset {
+    offset_after(state, losses, state.visible.tail)
+}
+
+/// The applied tail, as an offset.
+pub fn applied_tail(state: &StreamState, losses: &Losses) -> Offset {
+    offset_after(state, losses, state.tail)
+}
+
+/// The offset reported for a read or append that ended at `position`: at the tail it is the tail's epoch,
+/// before it the epoch of the bytes just read.
+pub fn offset_after(state: &StreamState, losses: &Losses, position: u64) -> Offset {
+    if position >= state.tail {
+        return Offset { epoch: losses.tail_epoch(state), position };
+    }
+    Offset { epoch: epoch_of_byte_before(state, position), position }
+}
+
+fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
+    let later = state.later_epochs.iter().rev().find(|(_, start)| *start < position);
+    later.map_or(state.first_epoch, |(epoch, _)| *epoch)
+}
+
+/// First position behind `position` where another epoch begins: a response ends there.
+pub fn epoch_end_after(state: &StreamState, position: u64) -> u64 {
+    state.later_epochs.iter().map(|(_, start)| *start).find(|start| *start > position).unwrap_or(u64::MAX)
+}
+
+/// What a client's offset means on this stream.
+pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<ReadStart, Refusal> {
+    if offset == Offset::START {
+        return Ok(ReadStart { position: 0, gap: None });
+    }
+    let tail_epoch = losses.tail_epoch(state);
+    if offset.epoch > tail_epoch {
+        return Err(Refusal::with(ErrorCode::OffsetInvalid, "The offset is of an epoch this stream has not reached."));
+    }
+    let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
+        return resolve_foreign(state, tail_epoch, offset);
+    };
+    if offset.position < start {
+        return Err(Refusal::with(ErrorCode::OffsetInvalid, "The offset lies before its epoch."));
+    }
+    match next {
+        // Still the tail's epoch: nothing was lost behind it.
+        None if offset.position > end => Err(beyond_tail(state, losses, offset)),
+        None => Ok(ReadStart { position: offset.position, gap: None }),
+        Some(_) if offset.position < end => Ok(ReadStart { position: offset.position, gap: None }),
+        Some(next_epoch) => {
+            let to = Offset { epoch: next_epoch, position: end };
+            let certain = offset.position > end;
+            Ok(ReadStart { position: end, gap: Some(Gap { from: offset, to, reason: GapReason::Crash, certain }) })
+        }
+    }
+}
+
+fn beyond_tail(state: &StreamState, losses: &Losses, offset: Offset) -> Refusal {
+    let tail = visible_tail(state, losses);
+    let mut refusal = Refusal::with(ErrorCode::OffsetBeyondTail, format!("Offset {offset} is beyond the tail {tail}."));
+    refusal.headers.next_offset = Some(tail);
+    refusal
+}
+
+/// Start, end and successor of an epoch of this stream; `None` if it is not one of its epochs.
+fn epoch_range(state: &StreamState, tail_epoch: u64, epoch: u64) -> Option<(u64, u64, Option<u64>)> {
+    let mut starts: Vec<(u64, u64)> = Vec::with_capacity(state.later_epochs.len() + 2);
+    starts.push((state.first_epoch, 0));
+    starts.extend_from_slice(&state.later_epochs);
+    if tail_epoch > state.last_epoch() {
+        starts.push((tail_epoch, state.tail));
+    }
+    let at = starts.iter().position(|(number, _)| *number == epoch)?;
+    match starts.get(at + 1) {
+        Some((next, start)) => Some((starts[at].1, *start, Some(*next))),
+        None => Some((starts[at].1, state.visible.tail, None)),
+    }
+}
+
+/// An epoch that this stream never had: of an older incarnation of the path, or made up.
+fn resolve_foreign(state: &StreamState, tail_epoch: u64, offset: Offset) -> Result<ReadStart, Refusal> {
+    if offset.epoch < state.id.0 && offset.epoch != 0 {
+        let epoch = if state.later_epochs.is_empty() && state.tail == 0 { tail_epoch } else { state.first_epoch };
+        let to = Offset { epoch, position: 0 };
+        let gap = Gap { from: offset, to, reason: GapReason::Recreated, certain: true };
+        return Ok(ReadStart { position: 0, gap: Some(gap) });
+    }
+    Err(Refusal::with(ErrorCode::OffsetInvalid, "The offset was not issued by this stream."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Class, StreamId};
+
+    fn memory_stream() -> StreamState {
+        let mut state = StreamState::new(StreamId(100), Class::Memory, 0);
+        state.push_bytes(b"0123456789", 1);
+        state.publish_applied();
+        state
+    }
+
+    #[test]
+    fn a_crash_turns_a_lost_position_into_a_gap_and_never_reuses_it() {
+        let state = memory_stream();
+        let losses = Losses { unclean_starts: vec![200] };
+        assert_eq!(visible_tail(&state, &losses), Offset { epoch: 200, position: 10 });
+        let lost = resolve(&state, &losses, Offset { epoch: 100, position: 14 }).expect("a gap, no error");
+        assert_eq!(lost.position, 10);
+        assert!(lost.gap.is_some_and(|gap| gap.certain && gap.reason == GapReason::Crash));
+        let kept = resolve(&state, &losses, Offset { epoch: 100, position: 4 }).expect("still there");
+        assert_eq!(kept, ReadStart { position: 4, gap: None });
+        let edge = resolve(&state, &losses, Offset { epoch: 100, position: 10 }).expect("perhaps a gap");
+        assert!(edge.gap.is_some_and(|gap| !gap.certain));
+    }
+
+    #[test]
+    fn other_incarnations_and_made_up_offsets() {
+        let state = memory_stream();
+        let losses = Losses::default();
+        let old = resolve(&state, &losses, Offset { epoch: 50, position: 3 }).expect("recreated");
+        assert!(old.position == 0 && old.gap.is_some_and(|gap| gap.reason == GapReason::Recreated));
+        for bad in [Offset { epoch: 101, position: 0 }, Offset { epoch: 100, position: 11 }, Offset { epoch: 0, position: 3 }] {
+            assert!(resolve(&state, &losses, bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! A stream's state as bytes: the value of its catalog entry and the configuration of its create frame.
+//!
+//! ```text
+//! version u8 (1) | id u64 | class u8 | life u8 | flags u8 | created u64 | first epoch u64 | fork count u32
+//! start u64 | start records u64 | tail u64 | records u64 | last time u64 | applied u64 | control u64
+//! path short | content type short | later epochs u32 x (u64, u64)
+//! by flags: closed by (epoch, seq, short) | expiry | fork | stream seq short | producers u32 x (short, 4 x u64)
+//! extents u32 x extent       (only in the catalog; a create frame has none)
+//! ```
+
+use std::sync::Arc;
+
+use crate::codec::{Reader, put_short};
+use crate::model::{Class, ContentType, Extent, FileRef, StreamId};
+use crate::stream::handle::Stream;
+use crate::stream::state::{ClosedBy, Expiry, Fork, Life, ProducerState, Producers, StreamState};
+
+const VERSION: u8 = 1;
+const CLOSED: u8 = 1;
+const CLOSED_BY: u8 = 2;
+const EXPIRY: u8 = 4;
+const FORK: u8 = 8;
+const STREAM_SEQ: u8 = 16;
+const PRODUCERS: u8 = 32;
+
+/// Encodes everything but the extents, which a checkpoint knows only after writing.
+pub fn encode(path: &str, content_type: &ContentType, state: &StreamState, out: &mut Vec<u8>) {
+    out.push(VERSION);
+    put_u64(out, state.id.0);
+    out.push(state.class as u8);
+    out.push(state.life as u8);
+    out.push(flags(state));
+    put_u64(out, state.created_ms);
+    put_u64(out, state.first_epoch);
+    out.extend_from_slice(&state.fork_count.to_le_bytes());
+    for value in [
+        state.start,
+        state.start_records,
+        state.tail,
+        state.records,
+        state.last_time_ms,
+        state.applied_sequence,
+        state.control_sequence,
+    ] {
+        put_u64(out, value);
+    }
+    put_short(out, path.as_bytes());
+    put_short(out, content_type.text.as_bytes());
+    put_count(out, state.later_epochs.len());
+    for (epoch, start) in &state.later_epochs {
+        put_u64(out, *epoch);
+        put_u64(out, *start);
+    }
+    encode_optional(state, out);
+}
+
+fn flags(state: &StreamState) -> u8 {
+    (if state.closed { CLOSED } else { 0 })
+        | (if state.closed_by.is_some() { CLOSED_BY } else { 0 })
+        | (if state.expiry.is_some() { EXPIRY } else { 0 })
+        | (if state.fork.is_some() { FORK } else { 0 })
+        | (if state.stream_seq.is_some() { STREAM_SEQ } else { 0 })
+        | (if state.producers.is_some() { PRODUCERS } else { 0 })
+}
+
+fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
+    if let Some(by) = &state.closed_by {
+        put_u64(out, by.epoch);
+        put_u64(out, by.seq);
+        put_short(out, &by.id);
+    }
+    if let Some(expiry) = &state.expiry {
+        out.push(u8::from(expiry.inherited));
+        put_u64(out, expiry.ttl_seconds.unwrap_or(u64::MAX));
+        put_u64(out, expiry.expires_at_ms.unwrap_or(u64::MAX));
+        put_u64(out, expiry.last_access_ms);
+    }
+    if let Some(fork) = &state.fork {
+        put_u64(out, fork.source.0);
+        put_u64(out, fork.anchor);
+        out.push(u8::from(fork.anchor_requested));
+        put_u64(out, fork.sub_offset);
+        put_short(out, fork.source_path.as_bytes());
+    }
+    if let Some(seq) = &state.stream_seq {
+        put_short(out, seq);
+    }
+    if let Some(producers) = &state.producers {
+        put_count(out, producers.len());
+        for (id, producer) in producers.iter() {
+            put_short(out, id);
+            for value in [producer.epoch, producer.last_seq, producer.last_time_ms, producer.stream_epoch] {
+                put_u64(out, value);
+            }
+        }
+    }
+}
+
+pub fn encode_extents(extents: &[Extent], out: &mut Vec<u8>) {
+    put_count(out, extents.len());
+    for extent in extents {
+        let (kind, owner, number) = match extent.file {
+            FileRef::Segment { owner, number } => (0u8, owner.0, number),
+            FileRef::Pack { number } => (1u8, 0, number),
+        };
+        out.push(kind);
+        out.extend_from_slice(&number.to_le_bytes());
+        out.extend_from_slice(&extent.index_count.to_le_bytes());
+        for value in [owner, extent.start, extent.len, extent.file_position, extent.index_position, extent.base_records] {
+            put_u64(out, value);
+        }
+    }
+}
+
+/// Whether an encoded stream expires; looks at one byte.
+pub fn has_expiry(value: &[u8]) -> bool {
+    value.get(11).is_some_and(|flags| flags & EXPIRY != 0)
+}
+
+/// Decodes a snapshot with or without extents. `None` means that the bytes are not one.
+pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option<Stream> {
+    let mut reader = Reader::new(bytes);
+    if reader.u8()? != VERSION {
+        return None;
+    }
+    let id = StreamId(reader.u64()?);
+    let class = Class::from_u8(reader.u8()?)?;
+    let life = match reader.u8()? {
+        0 => Life::Live,
+        1 => Life::SoftDeleted,
+        _ => return None,
+    };
+    let flags = reader.u8()?;
+    let mut state = StreamState::new(id, class, reader.u64()?);
+    state.life = life;
+    state.closed = flags & CLOSED != 0;
+    state.first_epoch = reader.u64()?;
+    state.fork_count = reader.u32()?;
+    state.start = reader.u64()?;
+    state.start_records = reader.u64()?;
+    state.tail = reader.u64()?;
+    state.records = reader.u64()?;
+    state.last_time_ms = reader.u64()?;
+    state.applied_sequence = reader.u64()?;
+    state.control_sequence = reader.u64()?;
+    let path = std::str::from_utf8(reader.short()?).ok()?;
+    let content_type = intern(std::str::from_utf8(reader.short()?).ok()?);
+    for _ in 0..reader.u32()? {
+        state.later_epochs.push((reader.u64()?, reader.u64()?));
+    }
+    decode_optional(&mut reader, flags, &mut state)?;
+    if !reader.is_empty() {
+        state.extents = Arc::new(decode_extents(&mut reader)?);
+    }
+    state.cold_records = state.records;
+    state.hot.start = state.tail;
+    state.publish_applied();
+    Some(Stream::new(id, path, content_type, state))
+}
+
+fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) -> Option<()> {
+    if flags & CLOSED_BY != 0 {
+        let (epoch, seq) = (reader.u64()?, reader.u64()?);
+        state.closed_by = Some(Box::new(ClosedBy { id: reader.short()?.into(), epoch, seq }));
+    }
+    if flags & EXPIRY != 0 {
+        let inherited = reader.u8()? != 0;
+        let (ttl, at, access) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        state.expiry = Some(Box::new(Expiry {
+            ttl_seconds: (ttl != u64::MAX).then_some(ttl),
+            expires_at_ms: (at != u64::MAX).then_some(at),
+            inherited,
+            last_access_ms: access,
+            logged_access_ms: access,
+        }));
+    }
+    if flags & FORK != 0 {
+        let source = StreamId(reader.u64()?);
+        let anchor = reader.u64()?;
+        let anchor_requested = reader.u8()? != 0;
+        let sub_offset = reader.u64()?;
+        let source_path = std::str::from_utf8(reader.short()?).ok()?.into();
+        state.fork = Some(Box::new(Fork { source, source_path, anchor, anchor_requested, sub_offset }));
+    }
+    if flags & STREAM_SEQ != 0 {
+        state.stream_seq = Some(reader.short()?.into());
+    }
+    if flags & PRODUCERS != 0 {
+        let mut producers = Producers::new();
+        for _ in 0..reader.u32()? {
+            let id = reader.short()?.into();
+            let (epoch, last_seq) = (reader.u64()?, reader.u64()?);
+            let (last_time_ms, stream_epoch) = (reader.u64()?, reader.u64()?);
+            producers.insert(id, ProducerState { epoch, last_seq, last_time_ms, stream_epoch });
+        }
+        state.producers = Some(Box::new(producers));
+    }
+    Some(())
+}
+
+fn decode_extents(reader: &mut Reader<'_>) -> Option<Vec<Extent>> {
+    let count = reader.u32()?;
+    let mut extents = Vec::new();
+    for _ in 0..count {
+        let kind = reader.u8()?;
+        let number = reader.u32()?;
+        let index_count = reader.u32()?;
+        let owner = StreamId(reader.u64()?);
+        let file = match kind {
+            0 => FileRef::Segment { owner, number },
+            1 => FileRef::Pack { number },
+            _ => return None,
+        };
+        extents.push(Extent {
+            start: reader.u64()?,
+            len: reader.u64()?,
+            file,
+            file_position: reader.u64()?,
+            index_position: reader.u64()?,
+            index_count,
+            base_records: reader.u64()?,
+        });
+    }
+    Some(extents)
+}
+
+fn put_u64(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_count(out: &mut Vec<u8>, count: usize) {
+    out.extend_from_slice(&(count as u32).to_le_bytes());
+}

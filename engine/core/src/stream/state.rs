@@ -1,0 +1,349 @@
+//! What a stream is: configuration, producers, position, and the bytes that are still in memory.
+//!
+//! Changed only by the `apply_*` functions, each of which stands for one frame of the log, so that recovery
+//! rebuilds exactly what the live server had.
+//!
+//! Invariants
+//! - `I-STATE-1` `applied_sequence` is the sequence of the newest frame this state reflects; a frame at or
+//!   below it is never applied again.
+//! - `I-STATE-2` `extents`, then `flushing`, then `hot` cover `start..tail` without hole or overlap.
+//! - `I-STATE-3` `visible` never goes back, and never passes what the class's watermark has reached.
+//! - `I-STATE-4` `last_time_ms` and index times never decrease.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::codec::{AppendExtra, ProducerTag};
+use crate::limits::PRODUCERS_PER_STREAM_MAX;
+use crate::model::{Class, Extent, IndexEntry, StreamId};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Life {
+    Live = 0,
+    /// Deleted, but forks still read its bytes.
+    SoftDeleted = 1,
+    /// Deleted; kept in memory only until the catalog has forgotten it.
+    Gone = 2,
+}
+
+/// Bytes not yet in a checkpoint, with their index.
+#[derive(Debug, Default)]
+pub struct Hot {
+    pub start: u64,
+    pub bytes: Vec<u8>,
+    pub index: Vec<IndexEntry>,
+}
+
+impl Hot {
+    pub fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+}
+
+/// What readers may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Visible {
+    pub tail: u64,
+    pub records: u64,
+    pub closed: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Expiry {
+    pub ttl_seconds: Option<u64>,
+    pub expires_at_ms: Option<u64>,
+    /// Taken over from the fork's source, not asked for: a repeated PUT without it is the same configuration.
+    pub inherited: bool,
+    pub last_access_ms: u64,
+    /// Last access that the log knows of.
+    pub logged_access_ms: u64,
+}
+
+impl Expiry {
+    pub fn expired(&self, now_ms: u64) -> bool {
+        let idle = self.ttl_seconds.is_some_and(|ttl| now_ms >= self.last_access_ms.saturating_add(ttl.saturating_mul(1000)));
+        idle || self.expires_at_ms.is_some_and(|at| now_ms >= at)
+    }
+
+    /// How often a renewal is worth a frame; recovery adds the same slack.
+    pub fn touch_interval_ms(&self) -> u64 {
+        self.ttl_seconds.map_or(u64::MAX, |ttl| (ttl * 100).max(1000))
+    }
+}
+
+/// Where a fork comes from. Positions below the stream's `start` are the source's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fork {
+    pub source: StreamId,
+    pub source_path: Box<str>,
+    /// Position of the anchor, and what the request said about it.
+    pub anchor: u64,
+    pub anchor_requested: bool,
+    pub sub_offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProducerState {
+    pub epoch: u64,
+    pub last_seq: u64,
+    /// For forgetting the one that was silent longest.
+    pub last_time_ms: u64,
+    /// Epoch of the stream at its last append: a newer one means that its newest appends may be lost.
+    pub stream_epoch: u64,
+}
+
+/// The producer tuple that closed the stream: its retry is a duplicate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosedBy {
+    pub id: Box<[u8]>,
+    pub epoch: u64,
+    pub seq: u64,
+}
+
+impl ClosedBy {
+    pub fn is(&self, tag: &ProducerTag<'_>) -> bool {
+        &*self.id == tag.id && self.epoch == tag.epoch && self.seq == tag.seq
+    }
+}
+
+pub type Producers = HashMap<Box<[u8]>, ProducerState>;
+
+#[derive(Debug)]
+pub struct StreamState {
+    pub id: StreamId,
+    pub class: Class,
+    pub life: Life,
+    pub closed: bool,
+    pub closed_by: Option<Box<ClosedBy>>,
+    pub created_ms: u64,
+    /// Epoch of the first byte: the stream's own id, or its source's first epoch for a fork.
+    pub first_epoch: u64,
+    /// Epochs begun later, with the position where each begins.
+    pub later_epochs: Vec<(u64, u64)>,
+    pub expiry: Option<Box<Expiry>>,
+    pub fork: Option<Box<Fork>>,
+    /// Forks that still need this stream's bytes.
+    pub fork_count: u32,
+    pub producers: Option<Box<Producers>>,
+    pub stream_seq: Option<Box<[u8]>>,
+    /// First position whose bytes are the stream's own.
+    pub start: u64,
+    pub start_records: u64,
+    pub tail: u64,
+    pub records: u64,
+    pub last_time_ms: u64,
+    pub extents: Arc<Vec<Extent>>,
+    /// Records up to the end of the extents.
+    pub cold_records: u64,
+    pub flushing: Option<Arc<Hot>>,
+    pub hot: Hot,
+    pub applied_sequence: u64,
+    /// Newest frame that changed what the stream is (create, close, delete), for replies that reveal it.
+    pub control_sequence: u64,
+    pub visible: Visible,
+    /// In the list of streams the next checkpoint writes.
+    pub dirty: bool,
+    /// Where the open batch keeps this stream's publication: batch number and slot.
+    pub batch_slot: (u64, u32),
+}
+
+impl StreamState {
+    pub fn new(id: StreamId, class: Class, created_ms: u64) -> StreamState {
+        StreamState {
+            id,
+            class,
+            life: Life::Live,
+            closed: false,
+            closed_by: None,
+            created_ms,
+            first_epoch: id.0,
+            later_epochs: Vec::new(),
+            expiry: None,
+            fork: None,
+            fork_count: 0,
+            producers: None,
+            stream_seq: None,
+            start: 0,
+            start_records: 0,
+            tail: 0,
+            records: 0,
+            last_time_ms: created_ms,
+            extents: Arc::new(Vec::new()),
+            cold_records: 0,
+            flushing: None,
+            hot: Hot::default(),
+            applied_sequence: 0,
+            control_sequence: 0,
+            visible: Visible::default(),
+            dirty: false,
+            batch_slot: (0, 0),
+        }
+    }
+
+    /// First position that is not in a checkpoint.
+    pub fn cold_end(&self) -> u64 {
+        self.extents.last().map_or(self.start, Extent::end)
+    }
+
+    pub fn expired(&self, now_ms: u64) -> bool {
+        self.life == Life::Live && self.expiry.as_ref().is_some_and(|expiry| expiry.expired(now_ms))
+    }
+
+    /// Renews a sliding TTL. Returns whether the renewal is due for a frame of its own.
+    pub fn renew(&mut self, now_ms: u64) -> bool {
+        let Some(expiry) = self.expiry.as_mut() else { return false };
+        if expiry.ttl_seconds.is_none() {
+            return false;
+        }
+        expiry.last_access_ms = expiry.last_access_ms.max(now_ms);
+        let due = now_ms.saturating_sub(expiry.logged_access_ms) >= expiry.touch_interval_ms();
+        if due {
+            expiry.logged_access_ms = now_ms;
+        }
+        due
+    }
+
+    /// Applies an append frame: bytes, producer tuple, `Stream-Seq` and close are one step.
+    pub fn apply_append(&mut self, frame: &AppliedAppend<'_>) {
+        debug_assert!(frame.sequence > self.applied_sequence);
+        debug_assert_eq!(frame.position, self.tail);
+        self.applied_sequence = frame.sequence;
+        self.last_time_ms = self.last_time_ms.max(frame.time_ms);
+        if !frame.payload.is_empty() {
+            self.begin_epoch(frame.epoch);
+            self.push_bytes(frame.payload, frame.records);
+        }
+        if let Some(tag) = &frame.extra.producer {
+            self.remember_producer(tag, frame.time_ms, frame.epoch);
+        }
+        if let Some(seq) = frame.extra.stream_seq {
+            self.stream_seq = Some(seq.into());
+        }
+        if frame.close {
+            self.closed = true;
+            self.control_sequence = frame.sequence;
+            self.closed_by = frame.extra.producer.map(|tag| {
+                Box::new(ClosedBy { id: tag.id.into(), epoch: tag.epoch, seq: tag.seq })
+            });
+        }
+        if let Some(expiry) = self.expiry.as_mut() {
+            expiry.last_access_ms = expiry.last_access_ms.max(frame.time_ms);
+            expiry.logged_access_ms = expiry.logged_access_ms.max(frame.time_ms);
+        }
+    }
+
+    /// Applies a delete frame. Returns how many hot bytes a purge gave back.
+    pub fn apply_delete(&mut self, purge: bool, sequence: u64) -> u64 {
+        self.applied_sequence = sequence;
+        self.control_sequence = sequence;
+        if !purge {
+            self.life = Life::SoftDeleted;
+            return 0;
+        }
+        self.life = Life::Gone;
+        self.producers = None;
+        let dropped = std::mem::replace(&mut self.hot, Hot { start: self.tail, ..Hot::default() });
+        dropped.bytes.len() as u64
+    }
+
+    /// Adds bytes to the hot tail with their index entry; also used for a create's first content.
+    pub fn push_bytes(&mut self, payload: &[u8], records: u32) {
+        if self.hot.bytes.is_empty() {
+            self.hot.start = self.tail;
+        }
+        self.hot.bytes.extend_from_slice(payload);
+        self.tail += payload.len() as u64;
+        self.records += u64::from(records);
+        self.hot.index.push(IndexEntry {
+            end: self.tail,
+            records: self.records,
+            time_ms: self.last_time_ms,
+            crc: crc32c::crc32c(payload),
+            flags: 0,
+        });
+    }
+
+    fn begin_epoch(&mut self, epoch: u64) {
+        if epoch > self.last_epoch() {
+            self.later_epochs.push((epoch, self.tail));
+        }
+    }
+
+    pub fn last_epoch(&self) -> u64 {
+        self.later_epochs.last().map_or(self.first_epoch, |(epoch, _)| *epoch)
+    }
+
+    fn remember_producer(&mut self, tag: &ProducerTag<'_>, time_ms: u64, stream_epoch: u64) {
+        let producers = self.producers.get_or_insert_with(Box::default);
+        if producers.len() >= PRODUCERS_PER_STREAM_MAX && !producers.contains_key(tag.id) {
+            forget_oldest(producers);
+        }
+        let state = ProducerState { epoch: tag.epoch, last_seq: tag.seq, last_time_ms: time_ms, stream_epoch };
+        match producers.get_mut(tag.id) {
+            Some(known) => *known = state,
+            None => {
+                producers.insert(tag.id.into(), state);
+            }
+        }
+    }
+
+    pub fn producer(&self, id: &[u8]) -> Option<ProducerState> {
+        self.producers.as_ref()?.get(id).copied()
+    }
+
+    /// Makes everything applied visible: the class's watermark has reached it.
+    pub fn publish_applied(&mut self) {
+        self.visible = Visible { tail: self.tail, records: self.records, closed: self.closed };
+    }
+}
+
+/// Drops the quietest quarter at once, so that a flood of ids costs amortised constant time.
+fn forget_oldest(producers: &mut Producers) {
+    let mut times: Vec<u64> = producers.values().map(|state| state.last_time_ms).collect();
+    let cut_at = times.len() / 4;
+    let (_, cut, _) = times.select_nth_unstable(cut_at);
+    let cut = *cut;
+    let mut excess = cut_at + 1;
+    producers.retain(|_, state| {
+        let drop = state.last_time_ms <= cut && excess > 0;
+        excess -= usize::from(drop);
+        !drop
+    });
+}
+
+/// An append as its frame describes it.
+pub struct AppliedAppend<'a> {
+    pub sequence: u64,
+    pub position: u64,
+    pub time_ms: u64,
+    pub epoch: u64,
+    pub records: u32,
+    pub close: bool,
+    pub extra: AppendExtra<'a>,
+    pub payload: &'a [u8],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forgetting_producers_keeps_the_recent_ones() {
+        let mut producers = Producers::new();
+        for number in 0..1000u64 {
+            let state = ProducerState { epoch: 0, last_seq: 0, last_time_ms: number, stream_epoch: 0 };
+            producers.insert(number.to_le_bytes().into(), state);
+        }
+        forget_oldest(&mut producers);
+        assert!(producers.len() < 1000 && producers.len() >= 700);
+        assert!(producers.contains_key(&999u64.to_le_bytes()[..]));
+        assert!(!producers.contains_key(&0u64.to_le_bytes()[..]));
+    }
+
+    #[test]
+    fn ttl_arithmetic_does_not_overflow() {
+        let expiry = Expiry { ttl_seconds: Some(u64::MAX), last_access_ms: u64::MAX - 1, ..Expiry::default() };
+        assert!(!expiry.expired(u64::MAX - 1));
+    }
+}
