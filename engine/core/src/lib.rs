@@ -19,5 +19,6 @@ pub mod limits;
 pub mod log;
 pub mod metrics;
 pub mod model;
+pub mod serve;
 pub mod shard;
 pub mod stream;

@@ -34,6 +34,7 @@ use crate::model::StreamId;
 mod tests;
 
 pub const CATALOG_FILE: &str = "catalog.redb";
+const CATALOG_FILE_NEW: &str = "catalog.redb.new";
 
 /// Pages kept in memory, those of a running commit included.
 const CACHE_BYTES: usize = 16 * 1024 * 1024;
@@ -164,21 +165,46 @@ impl Drop for Catalog {
 impl Catalog {
     /// Opens the catalog, or creates it if there is none (the caller knows whether there should be).
     pub fn open(disk: Arc<dyn Disk>) -> Result<Catalog, CatalogError> {
-        contained(|| {
-            let file = disk
-                .open(CATALOG_FILE, OpenMode::CreateOrOpen)
-                .map_err(CatalogError::Io)?;
-            let mut builder = Builder::new();
-            builder.set_cache_size(CACHE_BYTES);
-            let database = builder.create_with_backend(Backend { file })?;
-            let catalog = Catalog {
-                database: Some(database),
-            };
-            catalog.create_tables()?;
-            // Each time, since a process that died while it created the file may have left this undone.
-            disk.sync_dir("").map_err(CatalogError::Io)?;
-            Ok(catalog)
+        contained(|| match disk.open(CATALOG_FILE, OpenMode::ReadWrite) {
+            Ok(file) => {
+                // The store would start a new one in an empty file, and every stream would be gone.
+                if file.is_empty().map_err(CatalogError::Io)? {
+                    return Err(CatalogError::Corrupt(format!("{CATALOG_FILE} is empty")));
+                }
+                let catalog = Catalog::on(file)?;
+                // Each time: the process that created the file may have died before this.
+                disk.sync_dir("").map_err(CatalogError::Io)?;
+                Ok(catalog)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Catalog::create(&*disk),
+            Err(error) => Err(CatalogError::Io(error)),
         })
+    }
+
+    /// Under another name first: a store that died half made would pass for a damaged one.
+    fn create(disk: &dyn Disk) -> Result<Catalog, CatalogError> {
+        let create = || -> io::Result<Arc<dyn DiskFile>> {
+            let file = disk.open(CATALOG_FILE_NEW, OpenMode::CreateOrOpen)?;
+            file.set_len(0)?;
+            Ok(file)
+        };
+        let catalog = Catalog::on(create().map_err(CatalogError::Io)?)?;
+        let named = disk
+            .rename(CATALOG_FILE_NEW, CATALOG_FILE)
+            .and_then(|()| disk.sync_dir(""));
+        named.map_err(CatalogError::Io)?;
+        Ok(catalog)
+    }
+
+    fn on(file: Arc<dyn DiskFile>) -> Result<Catalog, CatalogError> {
+        let mut builder = Builder::new();
+        builder.set_cache_size(CACHE_BYTES);
+        let database = builder.create_with_backend(Backend { file })?;
+        let catalog = Catalog {
+            database: Some(database),
+        };
+        catalog.create_tables()?;
+        Ok(catalog)
     }
 
     fn database(&self) -> Result<&Database, CatalogError> {

@@ -313,6 +313,10 @@ fn a_foreign_file_is_not_a_catalog() {
     let directory = TestDirectory::new();
     let disk = directory.disk();
     let file = disk.open(CATALOG_FILE, OpenMode::CreateNew).unwrap();
+    let refused = Catalog::open(disk.clone())
+        .err()
+        .expect("an empty file was taken for a new one");
+    assert!(matches!(refused, CatalogError::Corrupt(_)), "{refused}");
     write_all_at(&*file, &[b'x'; 10_000], 0).unwrap();
     let refused = Catalog::open(disk).err().expect("it was opened");
     assert!(matches!(refused, CatalogError::Corrupt(_)), "{refused}");

@@ -129,6 +129,7 @@ impl Checkpoint<'_> {
                     .map_err(CheckpointError::Disk)?;
             }
             snapshot::encode_extents(&entry.extents, &mut value);
+            snapshot::seal(&mut value);
             entry.snapshot = Some(Vec::new());
             changes.push(Change::Put { path, id, value });
         }

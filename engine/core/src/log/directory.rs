@@ -106,7 +106,7 @@ impl Directory {
     }
 
     fn decode(&self, value: &[u8], path: &str) -> Result<Stream, CatalogError> {
-        let decoded = snapshot::decode(value, |text| self.intern(text));
+        let decoded = snapshot::unseal(value).and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
         if let Some(stream) = &decoded {
             // Renewals are logged only now and then: what was not logged before a restart is given back.
             if let Some(expiry) = stream.lock().expiry.as_mut() {

@@ -25,6 +25,9 @@ use crate::shard::batch::{NotStaged, OpenBatch, SealedBatch, Touched};
 use crate::shard::feed::Feed;
 use crate::stream::handle::Stream;
 
+/// A commit that takes longer counts as stalled for health checks.
+const STALLED_US: u64 = 5_000_000;
+
 /// A log file that is no longer written to, and the last sequence in it.
 pub struct RetainedFile {
     pub file: Arc<WalFile>,
@@ -41,6 +44,8 @@ pub struct Shard {
     /// Moving average of a sync, for the choice between inline and thread.
     sync_us: AtomicU64,
     fault_sync_delay_ms: u64,
+    /// When the commit under way began; 0 = none is.
+    busy_since_us: AtomicU64,
     pub waiters: Waiters,
     pub feed: Feed,
     pub mailboxes: Vec<Mailbox>,
@@ -82,6 +87,7 @@ impl Shard {
             failed: AtomicBool::new(false),
             sync_us: AtomicU64::new(0),
             fault_sync_delay_ms,
+            busy_since_us: AtomicU64::new(0),
             waiters: Waiters::default(),
             feed: Feed::default(),
             mailboxes,
@@ -171,8 +177,11 @@ impl Shard {
             }
             open.seal(std::mem::take(&mut committer.spare))
         };
-        if let Err(error) = self.write(&mut committer, &mut sealed) {
-            self.fail(&error);
+        self.busy_since_us.store(self.doors.clock.monotonic_us().max(1), Ordering::Relaxed);
+        let written = self.write(&mut committer, &mut sealed);
+        self.busy_since_us.store(0, Ordering::Relaxed);
+        if let Err(error) = written {
+            self.fail(&error.to_string());
             return false;
         }
         self.publish(&mut committer, &mut sealed, reactor);
@@ -262,7 +271,20 @@ impl Shard {
         }
     }
 
-    fn fail(&self, error: &std::io::Error) {
+    /// What keeps the log from doing its work, in one word; `None` = nothing.
+    pub fn trouble(&self) -> Option<&'static str> {
+        let since_us = self.busy_since_us.load(Ordering::Relaxed);
+        if self.failed() {
+            Some("log_failed")
+        } else if since_us > 0 && self.doors.clock.monotonic_us().saturating_sub(since_us) > STALLED_US {
+            Some("log_stalled")
+        } else {
+            None
+        }
+    }
+
+    /// Stops all writes for good: what is on disk can only be judged by a restart.
+    pub fn fail(&self, error: &str) {
         self.failed.store(true, Ordering::Release);
         self.metrics.wal_failed.set(1);
         eprintln!("millstream: the log failed and takes no more writes until a restart: {error}");

@@ -40,7 +40,7 @@ impl Engine {
             if memory.contains_key(path) || (!reserved && path.starts_with("__ds/")) {
                 return true;
             }
-            let decoded = snapshot::decode(value, |text| self.directory.intern(text));
+            let decoded = snapshot::unseal(value).and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
             if let Some(info) = decoded.and_then(|stream| self.describe(&Arc::new(stream))) {
                 merged.insert(path.into(), info);
                 stored += 1;

@@ -91,6 +91,11 @@ impl Engine {
     fn checkpoint_and_report(&self) {
         if let Err(error) = self.checkpoint() {
             self.metrics.checkpoint_failures.add(1);
+            if let CheckpointError::Catalog(error) = &error {
+                // Whether the transaction landed is unknown; trying again could count bytes twice.
+                self.shard.fail(&format!("the catalog could not be written: {error}"));
+                return;
+            }
             eprintln!("millstream: checkpoint failed, will be tried again: {error}");
             // Nothing gets better by hurrying.
             std::thread::sleep(Duration::from_millis(500));

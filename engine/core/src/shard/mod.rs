@@ -9,6 +9,7 @@ pub mod delete;
 pub mod engine;
 pub mod feed;
 pub mod list;
+pub mod local;
 pub mod maintain;
 pub mod read;
 pub mod write;

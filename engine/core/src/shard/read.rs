@@ -37,7 +37,6 @@ impl Key {
 /// The parts of a stream's own bytes, taken under its lock so that they can be read without it.
 struct Parts {
     start: u64,
-    start_records: u64,
     extents: Arc<Vec<Extent>>,
     flushing: Option<Arc<Hot>>,
 }
@@ -45,7 +44,6 @@ struct Parts {
 fn parts(state: &StreamState) -> Parts {
     Parts {
         start: state.start,
-        start_records: state.start_records,
         extents: Arc::clone(&state.extents),
         flushing: state.flushing.clone(),
     }
@@ -56,6 +54,14 @@ impl Engine {
     /// within what is visible; 0 means that the bytes are not there any more.
     pub fn fill(&self, stream: &Arc<Stream>, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let (owner, limit) = self.owner_of(stream, position)?;
+        match self.fill_from(&owner, limit, position, buffer) {
+            // A checkpoint may have moved the bytes between the look at the extents and the read.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.fill_from(&owner, limit, position, buffer),
+            result => result,
+        }
+    }
+
+    fn fill_from(&self, owner: &Arc<Stream>, limit: u64, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let room = buffer.len().min(usize::try_from(limit - position).unwrap_or(usize::MAX));
         let buffer = &mut buffer[..room];
         let parts = {
@@ -164,11 +170,9 @@ impl Engine {
 
     /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, within
     /// one epoch; a single larger append still goes out whole.
-    pub fn window_end(&self, stream: &Arc<Stream>, position: u64, window: u64) -> io::Result<u64> {
-        let (tail, epoch_end) = {
-            let state = stream.lock();
-            (state.visible.tail, offsets::epoch_end_after(&state, position))
-        };
+    /// `tail` is the visible tail as the caller saw it.
+    pub fn window_end(&self, stream: &Arc<Stream>, position: u64, window: u64, tail: u64) -> io::Result<u64> {
+        let epoch_end = offsets::epoch_end_after(&stream.lock(), position);
         let end = tail.min(epoch_end);
         let limit = position.saturating_add(window);
         if end <= limit {

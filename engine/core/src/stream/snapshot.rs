@@ -112,6 +112,18 @@ pub fn encode_extents(extents: &[Extent], out: &mut Vec<u8>) {
     }
 }
 
+/// Ends a catalog value with a checksum: the store below does not check what it reads.
+pub fn seal(value: &mut Vec<u8>) {
+    let crc = crc32c::crc32c(value);
+    value.extend_from_slice(&crc.to_le_bytes());
+}
+
+/// A catalog value without its checksum; `None` if it is damaged.
+pub fn unseal(value: &[u8]) -> Option<&[u8]> {
+    let (bytes, crc) = value.split_last_chunk::<4>()?;
+    (crc32c::crc32c(bytes) == u32::from_le_bytes(*crc)).then_some(bytes)
+}
+
 /// Whether an encoded stream expires; looks at one byte.
 pub fn has_expiry(value: &[u8]) -> bool {
     value.get(11).is_some_and(|flags| flags & EXPIRY != 0)

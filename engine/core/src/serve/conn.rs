@@ -1,0 +1,178 @@
+//! One connection: its buffers, its place in the order of replies, and what it is doing.
+//!
+//! Replies are rendered into `output` in request order as soon as they are decided. A *gate* marks where bytes
+//! begin that may not leave before a commit number is synced, so acknowledgements need no objects of their own.
+//!
+//! Invariants
+//! - `I-CONN-1` No byte at or behind the first closed gate is sent.
+//! - `I-CONN-2` An idle connection holds no buffer.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use crate::serve::http::ChunkDecoder;
+use crate::serve::live::{LongPoll, Sse};
+use crate::stream::handle::Stream;
+
+/// What a connection is doing.
+pub enum Phase {
+    /// Reading and answering requests.
+    Request,
+    /// A chunked body is arriving.
+    Chunked(Box<ChunkedBody>),
+    /// The request at the front waits for the log; it is looked at again after the next commit.
+    Waiting(Option<Box<ChunkedBody>>),
+    /// A body too large to be copied is on its way, piece by piece.
+    Sending(Box<Sending>),
+    LongPoll(Box<LongPoll>),
+    Sse(Box<Sse>),
+    /// The control plane is working on the request.
+    Proxied,
+    /// The last bytes go out, then the rest of the input is discarded for a moment and the socket closed.
+    Closing,
+}
+
+pub struct ChunkedBody {
+    pub head: Vec<u8>,
+    pub body: Vec<u8>,
+    pub decoder: ChunkDecoder,
+    pub complete: bool,
+}
+
+/// A range of a stream on its way to the socket. Holds no bytes.
+pub struct Sending {
+    pub stream: Arc<Stream>,
+    pub position: u64,
+    pub end: u64,
+    pub suffix: Option<u8>,
+}
+
+pub struct Conn {
+    socket: OwnedFd,
+    pub token: u64,
+    pub phase: Phase,
+    pub input: Vec<u8>,
+    /// How much of `input` the head parser has seen.
+    pub scanned: usize,
+    /// Bytes the request at the front needs in all; 0 = not known yet.
+    pub needed: usize,
+    /// Bytes counted against the global bound for bodies under way.
+    pub reserved: u64,
+    pub continued: bool,
+    pub output: Vec<u8>,
+    pub sent: usize,
+    gates: VecDeque<Gate>,
+    /// Epoll interest as the kernel knows it.
+    pub interest: u32,
+    pub keep_alive: bool,
+    pub deadline_ms: u64,
+    /// When the wheel will look at this connection.
+    pub armed_ms: u64,
+    pub in_flush_list: bool,
+    /// The socket is full; wait until it is writable.
+    pub blocked: bool,
+    pub dead: bool,
+    pub write_shut: bool,
+    /// The peer has said that it sends nothing more.
+    pub half_closed: bool,
+}
+
+struct Gate {
+    start: usize,
+    sequence: u64,
+}
+
+impl Conn {
+    pub fn new(socket: OwnedFd, token: u64) -> Conn {
+        Conn {
+            socket,
+            token,
+            phase: Phase::Request,
+            input: Vec::new(),
+            scanned: 0,
+            needed: 0,
+            reserved: 0,
+            continued: false,
+            output: Vec::new(),
+            sent: 0,
+            gates: VecDeque::new(),
+            interest: 0,
+            keep_alive: true,
+            deadline_ms: 0,
+            armed_ms: u64::MAX,
+            in_flush_list: false,
+            blocked: false,
+            dead: false,
+            write_shut: false,
+            half_closed: false,
+        }
+    }
+
+    pub fn descriptor(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Holds back everything rendered from `start` on until `sequence` is synced.
+    pub fn close_gate(&mut self, start: usize, sequence: u64) {
+        match self.gates.back_mut() {
+            // A later gate at the same commit number adds nothing.
+            Some(last) if last.sequence >= sequence => {}
+            _ => self.gates.push_back(Gate { start, sequence }),
+        }
+    }
+
+    pub fn gate_count(&self) -> usize {
+        self.gates.len()
+    }
+
+    pub fn open_gates(&mut self, synced: u64) {
+        while self.gates.front().is_some_and(|gate| gate.sequence <= synced) {
+            self.gates.pop_front();
+        }
+    }
+
+    /// Drops every reply that is still held back. Returns whether there was one.
+    pub fn drop_gated(&mut self) -> bool {
+        let Some(first) = self.gates.front() else { return false };
+        self.output.truncate(first.start);
+        self.gates.clear();
+        true
+    }
+
+    /// End of what may be sent now.
+    pub fn sendable(&self) -> usize {
+        self.gates.front().map_or(self.output.len(), |gate| gate.start)
+    }
+
+    pub fn has_sendable(&self) -> bool {
+        self.sent < self.sendable()
+    }
+
+    pub fn output_is_done(&self) -> bool {
+        self.sent == self.output.len()
+    }
+
+    /// Notes that `count` more bytes left; gives the buffer back when it is empty.
+    pub fn advance(&mut self, count: usize) {
+        self.sent += count;
+        if self.output_is_done() && self.gates.is_empty() {
+            self.sent = 0;
+            if self.output.capacity() > 4096 {
+                self.output = Vec::new();
+            } else {
+                self.output.clear();
+            }
+        } else if self.sent > 256 * 1024 {
+            self.output.drain(..self.sent);
+            for gate in &mut self.gates {
+                gate.start -= self.sent;
+            }
+            self.sent = 0;
+        }
+    }
+
+    pub fn unsent(&self) -> usize {
+        self.output.len() - self.sent
+    }
+}

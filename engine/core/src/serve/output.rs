@@ -1,0 +1,198 @@
+//! Sending: buffers, bodies by pieces, shared frames. Nothing here blocks; what does not fit waits for the
+//! socket, holding a position and not bytes.
+
+use std::sync::Arc;
+
+use crate::serve::conn::{Conn, Phase};
+use crate::serve::reactor::Reactor;
+use crate::serve::sys;
+
+/// Pieces sent to one connection before others get their turn.
+const PIECES_PER_TURN: usize = 8;
+
+enum Sent {
+    /// Everything there was has left.
+    All,
+    /// The socket is full, or the turn is over.
+    Blocked,
+    Dead,
+}
+
+impl Reactor {
+    pub fn flush_all(&mut self) {
+        let mut list = std::mem::take(&mut self.flush_list);
+        for token in list.drain(..) {
+            if let Some(mut conn) = self.take(token) {
+                conn.in_flush_list = false;
+                self.flush(&mut conn);
+                self.put_back_flushed(conn);
+            }
+        }
+        if self.flush_list.is_empty() {
+            self.flush_list = list;
+        }
+    }
+
+    /// After a flush only progress puts a connection on the list again, so that the round ends.
+    pub fn put_back_flushed(&mut self, mut conn: Box<Conn>) {
+        conn.in_flush_list = true;
+        let token = conn.token;
+        self.put_back(conn);
+        if let Some(Some(conn)) = self.connections.get_mut((token & 0xffff_ffff) as usize) {
+            if conn.token == token {
+                conn.in_flush_list = false;
+            }
+        }
+    }
+
+    /// Sends what may leave now.
+    pub fn flush(&mut self, conn: &mut Conn) {
+        if conn.blocked || conn.dead {
+            return;
+        }
+        loop {
+            match self.send_output(conn) {
+                Sent::All => {}
+                Sent::Blocked => return self.note_blocked(conn),
+                Sent::Dead => {
+                    conn.dead = true;
+                    return;
+                }
+            }
+            let next = match &conn.phase {
+                Phase::Sending(_) if conn.gate_count() == 0 => self.send_body(conn),
+                Phase::Sse(_) => self.send_frame(conn),
+                Phase::Closing if conn.output_is_done() => {
+                    if !conn.write_shut {
+                        conn.write_shut = true;
+                        sys::shutdown_write(conn.descriptor());
+                    }
+                    return;
+                }
+                _ => return,
+            };
+            match next {
+                Sent::All if conn.has_sendable() => {}
+                Sent::All => match &conn.phase {
+                    Phase::Sse(sse) if sse.frame.is_some() => {}
+                    _ => return,
+                },
+                Sent::Blocked => return self.note_blocked(conn),
+                Sent::Dead => {
+                    conn.dead = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn note_blocked(&mut self, conn: &mut Conn) {
+        conn.blocked = true;
+        conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
+    }
+
+    fn send_output(&self, conn: &mut Conn) -> Sent {
+        let more = matches!(conn.phase, Phase::Sending(_));
+        while conn.has_sendable() {
+            let bytes = &conn.output[conn.sent..conn.sendable()];
+            match sys::send(conn.descriptor(), bytes, more) {
+                Ok(count) => conn.advance(count),
+                Err(error) if sys::would_block(&error) => return Sent::Blocked,
+                Err(_) => return Sent::Dead,
+            }
+        }
+        Sent::All
+    }
+
+    /// Moves a large body by pieces through one hot buffer. A body that comes up short breaks the connection:
+    /// it never ends cleanly.
+    fn send_body(&mut self, conn: &mut Conn) -> Sent {
+        let descriptor = conn.descriptor();
+        for _ in 0..PIECES_PER_TURN {
+            let Phase::Sending(sending) = &mut conn.phase else { return Sent::All };
+            let left = sending.end - sending.position;
+            if left == 0 {
+                conn.output.extend(sending.suffix);
+                return self.body_is_sent(conn);
+            }
+            let room = self.piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let mut count = match self.engine.fill(&sending.stream, sending.position, &mut self.piece[..room]) {
+                Ok(count) if count > 0 => count,
+                outcome => {
+                    self.engine.metrics.read_errors.add(1);
+                    eprintln!("millstream: a body came up short: {:?}", outcome.err());
+                    return Sent::Dead;
+                }
+            };
+            let stored = count as u64;
+            let last = stored == left;
+            if let Some(suffix) = sending.suffix.filter(|_| last && count < self.piece.len()) {
+                self.piece[count] = suffix;
+                count += 1;
+            }
+            match sys::send(descriptor, &self.piece[..count], !last) {
+                Ok(sent) => {
+                    let progressed = (sent as u64).min(stored);
+                    sending.position += progressed;
+                    conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
+                    if sent == count && last && count as u64 > stored {
+                        return self.body_is_sent(conn);
+                    }
+                    if sent < count {
+                        return Sent::Blocked;
+                    }
+                }
+                Err(error) if sys::would_block(&error) => return Sent::Blocked,
+                Err(_) => return Sent::Dead,
+            }
+        }
+        // Others first; the socket is still writable, so the next round goes on here.
+        Sent::Blocked
+    }
+
+    fn body_is_sent(&mut self, conn: &mut Conn) -> Sent {
+        conn.phase = Phase::Request;
+        conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
+        if !conn.keep_alive {
+            self.begin_close(conn);
+        } else if !conn.input.is_empty() {
+            self.work_on_input(conn);
+        }
+        Sent::All
+    }
+
+    fn send_frame(&mut self, conn: &mut Conn) -> Sent {
+        loop {
+            let Phase::Sse(sse) = &mut conn.phase else { return Sent::All };
+            if let Some((bytes, sent)) = sse.frame.take() {
+                match sys::send(conn.descriptor(), &bytes[sent..], false) {
+                    Ok(count) if sent + count < bytes.len() => {
+                        self.keep_frame(conn, bytes, sent + count);
+                        return Sent::Blocked;
+                    }
+                    Ok(_) => {}
+                    Err(error) if sys::would_block(&error) => {
+                        self.keep_frame(conn, bytes, sent);
+                        return Sent::Blocked;
+                    }
+                    Err(_) => return Sent::Dead,
+                }
+            }
+            self.pump_sse(conn);
+            if conn.dead {
+                return Sent::Dead;
+            }
+            let Phase::Sse(sse) = &conn.phase else { return Sent::All };
+            conn.deadline_ms = self.sse_deadline(sse, false);
+            if sse.frame.is_none() {
+                return Sent::All;
+            }
+        }
+    }
+
+    fn keep_frame(&mut self, conn: &mut Conn, bytes: Arc<Vec<u8>>, sent: usize) {
+        if let Phase::Sse(sse) = &mut conn.phase {
+            sse.frame = Some((bytes, sent));
+        }
+    }
+}

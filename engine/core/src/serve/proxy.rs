@@ -1,0 +1,271 @@
+//! The way to the control plane: a request goes whole over a private unix socket, its answer comes back whole.
+//!
+//! Bounded in size, number and time. The reactor never waits: an upstream is one more socket in its epoll.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use crate::error::{ErrorCode, Refusal};
+use crate::limits::{PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS};
+use crate::serve::conn::{Conn, Phase};
+use crate::serve::http::{ChunkDecoder, Head, Method};
+use crate::serve::reactor::{Flow, KIND_UPSTREAM, Reactor};
+use crate::serve::respond::{self, Reply};
+use crate::serve::sys;
+use crate::shard::engine::Undone;
+
+const DROPPED: [&str; 12] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "transfer-encoding",
+    "te",
+    "trailer",
+    "upgrade",
+    "expect",
+    "content-length",
+    "date",
+    "server",
+    "x-content-type-options",
+];
+
+/// Requests under way to the control plane.
+pub struct Upstreams {
+    socket_path: Option<String>,
+    entries: Vec<Option<Upstream>>,
+    next_generation: u64,
+}
+
+struct Upstream {
+    socket: OwnedFd,
+    token: u64,
+    conn: u64,
+    request: Vec<u8>,
+    sent: usize,
+    response: Vec<u8>,
+    cors: bool,
+    head_only: bool,
+}
+
+impl Upstreams {
+    pub fn new(socket_path: Option<String>) -> Upstreams {
+        Upstreams { socket_path, entries: Vec::new(), next_generation: 1 }
+    }
+
+    fn take(&mut self, token: u64) -> Option<Upstream> {
+        let slot = self.entries.get_mut((token & 0xffff_ffff) as usize)?;
+        if slot.as_ref()?.token == token { slot.take() } else { None }
+    }
+
+    fn put(&mut self, upstream: Upstream) {
+        let index = (upstream.token & 0xffff_ffff) as usize;
+        self.entries[index] = Some(upstream);
+    }
+}
+
+impl Reactor {
+    /// Hands a request to the control plane.
+    pub fn forward(&mut self, conn: &mut Conn, head: &Head<'_>, body: &[u8]) -> Flow {
+        let cors = head.path.starts_with(b"/v1/");
+        if cors && head.method == Method::Options {
+            let reply = self.reply_for(conn, head);
+            respond::preflight(&mut conn.output, &reply);
+            return Flow::Done;
+        }
+        match self.begin_upstream(conn.token, head, body, cors) {
+            Ok(()) => {
+                self.engine.metrics.control_requests.add(1);
+                conn.phase = Phase::Proxied;
+                Flow::Done
+            }
+            Err(error) => {
+                let detail = format!("The control plane does not answer: {error}.");
+                self.answer_undone(conn, head, Undone::refused(Refusal::with(ErrorCode::ControlUnavailable, detail)))
+            }
+        }
+    }
+
+    fn begin_upstream(&mut self, conn: u64, head: &Head<'_>, body: &[u8], cors: bool) -> io::Result<()> {
+        let path = self.upstreams.socket_path.clone().ok_or_else(|| io::Error::other("it is not running"))?;
+        let index = match self.upstreams.entries.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.upstreams.entries.len() >= PROXY_CONCURRENT_MAX => return Err(io::Error::other("too many requests are under way")),
+            None => {
+                self.upstreams.entries.push(None);
+                self.upstreams.entries.len() - 1
+            }
+        };
+        let stream = UnixStream::connect(path)?;
+        stream.set_nonblocking(true)?;
+        let generation = self.upstreams.next_generation & 0xff_ffff;
+        self.upstreams.next_generation += 1;
+        let token = (KIND_UPSTREAM << 56) | generation << 32 | index as u64;
+        let upstream = Upstream {
+            socket: stream.into(),
+            token,
+            conn,
+            request: render_request(head, body),
+            sent: 0,
+            response: Vec::new(),
+            cors,
+            head_only: head.method == Method::Head,
+        };
+        self.epoll.add(upstream.socket.as_raw_fd(), (libc::EPOLLIN | libc::EPOLLOUT) as u32, token)?;
+        self.arm_upstream(token, self.now_ms + PROXY_TIMEOUT_MS);
+        self.upstreams.put(upstream);
+        Ok(())
+    }
+
+    pub fn upstream_event(&mut self, token: u64) {
+        let Some(mut upstream) = self.upstreams.take(token) else { return };
+        match self.exchange(&mut upstream) {
+            Ok(false) => self.upstreams.put(upstream),
+            Ok(true) => self.deliver(upstream),
+            Err(error) => {
+                let detail = format!("The control plane broke off: {error}.");
+                self.deliver_refusal(&upstream, Refusal::with(ErrorCode::ControlUnavailable, detail));
+            }
+        }
+    }
+
+    /// Moves bytes both ways; `true` when the answer is whole.
+    fn exchange(&mut self, upstream: &mut Upstream) -> io::Result<bool> {
+        let fd = upstream.socket.as_raw_fd();
+        while upstream.sent < upstream.request.len() {
+            match sys::send(fd, &upstream.request[upstream.sent..], false) {
+                Ok(count) => {
+                    upstream.sent += count;
+                    if upstream.sent == upstream.request.len() {
+                        self.epoll.modify(fd, libc::EPOLLIN as u32, upstream.token)?;
+                    }
+                }
+                Err(error) if sys::would_block(&error) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        loop {
+            match sys::receive(fd, &mut self.piece) {
+                Ok(0) => return Ok(true),
+                Ok(count) if upstream.response.len() + count > PROXY_RESPONSE_MAX_BYTES => {
+                    return Err(io::Error::other("its answer is too long"));
+                }
+                Ok(count) => upstream.response.extend_from_slice(&self.piece[..count]),
+                Err(error) if sys::would_block(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn deliver(&mut self, upstream: Upstream) {
+        let Some(mut conn) = self.take(upstream.conn) else { return };
+        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only };
+        let start = conn.output.len();
+        if render_response(&mut conn.output, &upstream.response, &reply).is_none() {
+            conn.output.truncate(start);
+            let refusal = Refusal::with(ErrorCode::ControlUnavailable, "The control plane's answer was not whole.");
+            respond::problem(&mut conn.output, &refusal, &reply);
+        }
+        self.proxied_is_done(conn);
+    }
+
+    fn deliver_refusal(&mut self, upstream: &Upstream, refusal: Refusal) {
+        let Some(mut conn) = self.take(upstream.conn) else { return };
+        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only };
+        respond::problem(&mut conn.output, &refusal, &reply);
+        self.proxied_is_done(conn);
+    }
+
+    fn proxied_is_done(&mut self, mut conn: Box<Conn>) {
+        conn.phase = Phase::Request;
+        conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
+        if conn.keep_alive {
+            self.work_on_input(&mut conn);
+        } else {
+            self.begin_close(&mut conn);
+        }
+        self.put_back(conn);
+    }
+
+    pub fn upstream_timeout(&mut self, token: u64) {
+        if let Some(upstream) = self.upstreams.take(token) {
+            self.deliver_refusal(&upstream, ErrorCode::ControlTimeout.into());
+        }
+    }
+
+    /// The client has left: its request is not waited for any more.
+    pub fn forget_upstream(&mut self, conn: u64) {
+        let found = self.upstreams.entries.iter().flatten().find(|entry| entry.conn == conn).map(|entry| entry.token);
+        if let Some(token) = found {
+            drop(self.upstreams.take(token));
+        }
+    }
+}
+
+fn is_dropped(name: &[u8]) -> bool {
+    DROPPED.iter().any(|dropped| name.eq_ignore_ascii_case(dropped.as_bytes()))
+}
+
+fn render_request(head: &Head<'_>, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(512 + body.len());
+    out.extend_from_slice(head.method_name);
+    out.push(b' ');
+    out.extend_from_slice(head.path);
+    if let Some(query) = head.query {
+        out.push(b'?');
+        out.extend_from_slice(query);
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    for (name, value) in head.raw_headers().filter(|(name, _)| !is_dropped(name)) {
+        out.extend_from_slice(name);
+        out.extend_from_slice(b": ");
+        out.extend_from_slice(value);
+        out.extend_from_slice(b"\r\n");
+    }
+    respond::header(&mut out, "Connection", b"close");
+    respond::number_header(&mut out, "Content-Length", body.len() as u64);
+    out.extend_from_slice(b"\r\n");
+    out.extend_from_slice(body);
+    out
+}
+
+/// The control plane's answer under our own common headers; `None` if it is not a whole response.
+fn render_response(out: &mut Vec<u8>, response: &[u8], reply: &Reply<'_>) -> Option<()> {
+    let mut headers = [httparse::EMPTY_HEADER; 64];
+    let mut parsed = httparse::Response::new(&mut headers);
+    let httparse::Status::Complete(head_len) = parsed.parse(response).ok()? else { return None };
+    let status = parsed.code?;
+    let mut length = None;
+    let mut chunked = false;
+    respond::begin(out, status, reply);
+    for header in parsed.headers.iter() {
+        if header.name.eq_ignore_ascii_case("content-length") {
+            length = std::str::from_utf8(header.value).ok()?.parse::<usize>().ok();
+        } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            chunked = header.value.eq_ignore_ascii_case(b"chunked");
+        } else if !is_dropped(header.name.as_bytes()) {
+            respond::header(out, header.name, header.value);
+        }
+    }
+    let raw = &response[head_len..];
+    let mut decoded = Vec::new();
+    let body = if chunked {
+        let progress = ChunkDecoder::new(PROXY_RESPONSE_MAX_BYTES as u64).decode(raw, &mut decoded).ok()?;
+        progress.done.then_some(decoded.as_slice())?
+    } else {
+        // An answer to HEAD names the length of what it does not send.
+        if !reply.head_only && length.is_some_and(|length| length != raw.len()) {
+            return None;
+        }
+        raw
+    };
+    if status != 204 && status != 304 {
+        let named = if reply.head_only { length.unwrap_or(0) } else { body.len() };
+        respond::number_header(out, "Content-Length", named as u64);
+    }
+    out.extend_from_slice(b"\r\n");
+    if !reply.head_only {
+        out.extend_from_slice(body);
+    }
+    Some(())
+}

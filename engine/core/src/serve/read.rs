@@ -1,0 +1,295 @@
+//! GET and HEAD: where a read begins, and catch-up reads with their caching rules.
+
+use std::sync::Arc;
+
+use crate::error::{ErrorCode, Refusal};
+use crate::model::{Media, Offset};
+use crate::serve::conn::{Conn, Phase, Sending};
+use crate::serve::http::{Head, Known};
+use crate::serve::reactor::{Flow, Reactor};
+use crate::serve::respond::{self, Reply};
+use crate::serve::route::{Live, ReadQuery, read_query};
+use crate::serve::time::format_rfc3339;
+use crate::shard::engine::{Engine, Undone};
+use crate::shard::read::read_failed;
+use crate::stream::handle::Stream;
+use crate::stream::offsets::{self, Gap, ReadStart};
+use crate::stream::state::Visible;
+
+/// Bodies up to this size are copied behind their head and leave in one call.
+const INLINE_BODY_BYTES: u64 = 64 * 1024;
+
+/// Where and how a read begins.
+pub struct ReadPlan {
+    pub position: u64,
+    pub gap: Option<Gap>,
+    /// The client named an offset that the server had given it.
+    pub minted: bool,
+    /// `offset=now`: only what comes.
+    pub now: bool,
+}
+
+/// The part of a stream that one response carries.
+pub struct Window {
+    pub start: u64,
+    pub end: u64,
+    pub next: Offset,
+    pub up_to_date: bool,
+    pub closed: bool,
+}
+
+impl Reactor {
+    pub fn get(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Flow {
+        match self.try_get(conn, head, path) {
+            Ok(flow) => flow,
+            Err(undone) => self.answer_undone(conn, head, undone),
+        }
+    }
+
+    fn try_get(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Result<Flow, Undone> {
+        let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
+        let query = {
+            let mut state = stream.lock();
+            self.engine.check_life(&stream, &mut state, self.now_ms)?;
+            if state.control_sequence > self.engine.shard.synced() {
+                return Err(Undone::Wait);
+            }
+            let query = read_query(head.query).map_err(Undone::refused)?;
+            self.engine.renew_for_read(&stream, &mut state, self.now_ms);
+            query
+        };
+        let plan = self.plan_read(&stream, &query).map_err(Undone::refused)?;
+        self.engine.metrics.reads.add(1);
+        self.round_has_reads = true;
+        match query.live {
+            None => self.catch_up(conn, head, &stream, &plan).map_err(Undone::refused),
+            Some(Live::LongPoll) => self.long_poll(conn, head, stream, plan, query.cursor).map_err(Undone::refused),
+            Some(Live::Sse) => self.begin_sse(conn, head, stream, plan, query.cursor).map_err(Undone::refused),
+        }
+    }
+
+    fn plan_read(&self, stream: &Arc<Stream>, query: &ReadQuery) -> Result<ReadPlan, Refusal> {
+        let plain = |position| ReadPlan { position, gap: None, minted: false, now: false };
+        if let Some(count) = query.tail {
+            return self.engine.position_of_last(stream, count).map(plain).map_err(read_failed);
+        }
+        if let Some(time_ms) = query.since_ms {
+            return self.engine.position_at_time(stream, time_ms).map(plain).map_err(read_failed);
+        }
+        let Some(text) = query.offset.as_deref() else {
+            if query.live.is_some() {
+                return Err(Refusal::with(ErrorCode::OffsetInvalid, "A live read needs an offset."));
+            }
+            return Ok(plain(0));
+        };
+        if text == b"-1" {
+            return Ok(plain(0));
+        }
+        if text == b"now" {
+            return Ok(ReadPlan { now: true, ..plain(stream.lock().visible.tail) });
+        }
+        let offset = Offset::parse(text).ok_or(ErrorCode::OffsetInvalid)?;
+        let (start, tail) = {
+            let state = stream.lock();
+            (offsets::resolve(&state, &self.engine.losses, offset)?, state.visible.tail)
+        };
+        let ReadStart { position, gap } = start;
+        if gap.is_none() && position != tail && !self.engine.is_boundary(stream, position).map_err(read_failed)? {
+            return Err(Refusal::with(ErrorCode::OffsetInvalid, "No append of this stream ends at this offset."));
+        }
+        Ok(ReadPlan { position, gap, minted: offset != Offset::START, now: false })
+    }
+
+    /// The window that begins at `position`, with everything about it seen at one moment.
+    pub fn window(&self, stream: &Arc<Stream>, position: u64, window_bytes: u64) -> Result<Window, Refusal> {
+        let visible: Visible = stream.lock().visible;
+        let end = self.engine.window_end(stream, position, window_bytes, visible.tail).map_err(read_failed)?;
+        let next = offsets::offset_after(&stream.lock(), &self.engine.losses, end);
+        let up_to_date = end == visible.tail;
+        Ok(Window { start: position, end, next, up_to_date, closed: visible.closed && up_to_date })
+    }
+
+    fn catch_up(&mut self, conn: &mut Conn, head: &Head<'_>, stream: &Arc<Stream>, plan: &ReadPlan) -> Result<Flow, Refusal> {
+        let window = self.window(stream, plan.position, self.engine.config.read_window_bytes)?;
+        let etag = etag(stream, &window);
+        if !plan.now && plan.gap.is_none() && none_match(head, &etag) {
+            let reply = self.reply_for(conn, head);
+            respond::begin(&mut conn.output, 304, &reply);
+            respond::header(&mut conn.output, "ETag", etag.as_bytes());
+            respond::next_offset(&mut conn.output, window.next);
+            respond::end_empty(&mut conn.output, 304);
+            return Ok(Flow::Done);
+        }
+        let cache = self.cache_rule(stream, plan, &window);
+        self.send_window(conn, head, stream, &window, plan.gap, |out| {
+            if !plan.now {
+                respond::header(out, "ETag", etag.as_bytes());
+            }
+            respond::header(out, "Cache-Control", cache.as_bytes());
+        })
+    }
+
+    /// Head and body of a window; `extra` adds what the kind of read calls for.
+    pub fn send_window(
+        &mut self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        stream: &Arc<Stream>,
+        window: &Window,
+        gap: Option<Gap>,
+        extra: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Flow, Refusal> {
+        let reply = self.reply_for(conn, head);
+        self.send_window_as(conn, &reply, stream, window, gap, extra)
+    }
+
+    pub fn send_window_as(
+        &self,
+        conn: &mut Conn,
+        reply: &Reply<'_>,
+        stream: &Arc<Stream>,
+        window: &Window,
+        gap: Option<Gap>,
+        extra: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Flow, Refusal> {
+        let json = stream.content_type.media == Media::Json;
+        let stored = window.end - window.start;
+        let length = if json { stored.saturating_sub(1) + 2 } else { stored };
+        let start = conn.output.len();
+        let out = &mut conn.output;
+        respond::begin(out, 200, reply);
+        respond::header(out, "Content-Type", stream.content_type.text.as_bytes());
+        respond::next_offset(out, window.next);
+        if window.up_to_date {
+            respond::header(out, "Stream-Up-To-Date", b"true");
+        }
+        if window.closed {
+            respond::header(out, "Stream-Closed", b"true");
+        }
+        if let Some(gap) = gap {
+            let value = format!("from={}; to={}; reason={}; certain={}", gap.from, gap.to, gap.reason.name(), u8::from(gap.certain));
+            respond::header(out, "Stream-Gap", value.as_bytes());
+        }
+        self.render_identity(out, stream);
+        extra(out);
+        respond::number_header(out, "Content-Length", length);
+        out.extend_from_slice(b"\r\n");
+        if reply.head_only {
+            return Ok(Flow::Done);
+        }
+        self.engine.metrics.read_bytes.add(stored);
+        if json {
+            out.push(b'[');
+        }
+        let body_end = if json && stored > 0 { window.end - 1 } else { window.end };
+        let suffix = json.then_some(b']');
+        if stored <= INLINE_BODY_BYTES {
+            return self.copy_body(conn, start, stream, window.start, body_end, suffix);
+        }
+        let sending = Sending { stream: Arc::clone(stream), position: window.start, end: body_end, suffix };
+        conn.phase = Phase::Sending(Box::new(sending));
+        Ok(Flow::Done)
+    }
+
+    fn copy_body(&self, conn: &mut Conn, start: usize, stream: &Arc<Stream>, mut position: u64, end: u64, suffix: Option<u8>) -> Result<Flow, Refusal> {
+        while position < end {
+            let filled = conn.output.len();
+            conn.output.resize(filled + (end - position) as usize, 0);
+            let result = self.engine.fill(stream, position, &mut conn.output[filled..]);
+            let count = match result {
+                Ok(count) if count > 0 => count,
+                Ok(_) => {
+                    conn.output.truncate(start);
+                    return Err(read_failed(std::io::ErrorKind::UnexpectedEof.into()));
+                }
+                Err(error) => {
+                    self.engine.metrics.read_errors.add(1);
+                    conn.output.truncate(start);
+                    return Err(read_failed(error));
+                }
+            };
+            conn.output.truncate(filled + count);
+            position += count as u64;
+        }
+        conn.output.extend(suffix);
+        Ok(Flow::Done)
+    }
+
+    /// Only a full window below the tail, asked for by a given offset, is the same for ever.
+    fn cache_rule(&self, stream: &Arc<Stream>, plan: &ReadPlan, window: &Window) -> &'static str {
+        if plan.now || plan.gap.is_some() {
+            return "no-store";
+        }
+        let lasting = {
+            let state = stream.lock();
+            state.class.waits_for_sync() || window.end <= state.cold_end()
+        };
+        if plan.minted && !window.up_to_date && lasting {
+            "public, max-age=31536000, immutable"
+        } else {
+            "no-cache"
+        }
+    }
+
+    pub fn head(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Flow {
+        match self.try_head(conn, head, path) {
+            Ok(()) => Flow::Done,
+            Err(undone) => self.answer_undone(conn, head, undone),
+        }
+    }
+
+    fn try_head(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Result<(), Undone> {
+        let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
+        let mut state = stream.lock();
+        self.engine.check_life(&stream, &mut state, self.now_ms)?;
+        if state.control_sequence > self.engine.shard.synced() {
+            return Err(Undone::Wait);
+        }
+        let tail = self.engine.visible_tail(&state);
+        let closed = state.visible.closed;
+        let expiry = state.expiry.as_deref().map(|expiry| (expiry.ttl_seconds, expiry.expires_at_ms));
+        let window = Window { start: 0, end: state.visible.tail, next: tail, up_to_date: true, closed };
+        drop(state);
+        let reply = self.reply_for(conn, head);
+        let out = &mut conn.output;
+        respond::begin(out, 200, &reply);
+        respond::header(out, "Content-Type", stream.content_type.text.as_bytes());
+        respond::next_offset(out, tail);
+        if closed {
+            respond::header(out, "Stream-Closed", b"true");
+        }
+        if let Some((ttl, expires_at)) = expiry {
+            if let Some(seconds) = ttl {
+                respond::number_header(out, "Stream-TTL", seconds);
+            }
+            if let Some(at) = expires_at {
+                respond::header(out, "Stream-Expires-At", format_rfc3339(at).as_bytes());
+            }
+        }
+        self.render_identity(out, &stream);
+        respond::header(out, "ETag", etag(&stream, &window).as_bytes());
+        respond::header(out, "Cache-Control", b"no-store");
+        out.extend_from_slice(b"\r\n");
+        Ok(())
+    }
+
+    pub fn render_identity(&self, out: &mut Vec<u8>, stream: &Stream) {
+        respond::number_header(out, "Stream-Incarnation", stream.id.0);
+        respond::header(out, "Stream-Durability", stream.lock().class.name().as_bytes());
+    }
+}
+
+/// Incarnation, start, end, and whether the end is the end for good.
+fn etag(stream: &Stream, window: &Window) -> String {
+    let mark = if window.closed { ":c" } else { "" };
+    format!("\"{}:{}:{}{mark}\"", stream.id.0, window.start, window.end)
+}
+
+/// `If-None-Match`: a list, weak or not, or `*`.
+fn none_match(head: &Head<'_>, etag: &str) -> bool {
+    let matches = |tag: &[u8]| {
+        let tag = tag.trim_ascii();
+        tag == b"*" || tag.strip_prefix(b"W/").unwrap_or(tag) == etag.as_bytes()
+    };
+    head.values(Known::IfNoneMatch).any(|line| line.split(|byte| *byte == b',').any(matches))
+}

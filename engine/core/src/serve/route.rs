@@ -1,0 +1,151 @@
+//! What a request asks for: path and method to operation.
+
+use std::borrow::Cow;
+
+use crate::error::{ErrorCode, Refusal};
+use crate::limits::PATH_MAX_BYTES;
+use crate::serve::http::{Head, Known, Method, decode_query_component, percent_decode, query_pairs};
+
+pub const STREAM_ROOT: &[u8] = b"/v1/stream/";
+
+pub enum Route<'b> {
+    /// A stream, by its path below the root.
+    Stream(Cow<'b, str>),
+    Preflight,
+    Health,
+    Ready,
+    Metrics,
+    /// Subscriptions under `__ds`: the control plane answers.
+    Subscriptions,
+    /// `/-/...`: the control plane answers its own origin.
+    Control,
+}
+
+pub fn route<'b>(head: &Head<'b>) -> Result<Route<'b>, Refusal> {
+    if let Some(raw) = head.path.strip_prefix(STREAM_ROOT) {
+        if head.method == Method::Options {
+            return Ok(Route::Preflight);
+        }
+        let path = stream_path(raw)?;
+        if path == "__ds" || path.starts_with("__ds/") {
+            return Ok(Route::Subscriptions);
+        }
+        return Ok(Route::Stream(path));
+    }
+    let readable = matches!(head.method, Method::Get | Method::Head);
+    match head.path {
+        b"/-/health" if readable => Ok(Route::Health),
+        b"/-/ready" if readable => Ok(Route::Ready),
+        b"/-/metrics" if readable => Ok(Route::Metrics),
+        b"/-/health" | b"/-/ready" | b"/-/metrics" => Err(ErrorCode::MethodNotAllowed.into()),
+        path if path.starts_with(b"/-/") || path == b"/-" => Ok(Route::Control),
+        _ if head.method == Method::Options => Ok(Route::Preflight),
+        _ => Err(ErrorCode::NotFound.into()),
+    }
+}
+
+/// A stream's name: percent-decoded UTF-8 without control characters or dot segments.
+pub fn stream_path(raw: &[u8]) -> Result<Cow<'_, str>, Refusal> {
+    let bad = |detail: &'static str| Refusal::with(ErrorCode::BadRequest, detail);
+    let decoded = percent_decode(raw).map_err(|_| bad("The path has a bad percent escape."))?;
+    let path = match decoded {
+        Cow::Borrowed(bytes) => Cow::Borrowed(std::str::from_utf8(bytes).map_err(|_| bad("The path is not UTF-8."))?),
+        Cow::Owned(bytes) => Cow::Owned(String::from_utf8(bytes).map_err(|_| bad("The path is not UTF-8."))?),
+    };
+    if path.is_empty() {
+        return Err(Refusal::with(ErrorCode::NotFound, "A stream needs a name below /v1/stream/."));
+    }
+    if path.len() > PATH_MAX_BYTES {
+        return Err(Refusal::with(ErrorCode::UriTooLong, "A stream's path has at most 1024 bytes."));
+    }
+    if path.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
+        return Err(bad("The path has a control character."));
+    }
+    if path.split('/').any(|segment| segment == "." || segment == "..") {
+        return Err(bad("The path has a dot segment."));
+    }
+    Ok(path)
+}
+
+/// The query of a read. Unknown parameters are ignored, repeated ones that matter are not.
+#[derive(Default)]
+pub struct ReadQuery {
+    pub offset: Option<Vec<u8>>,
+    pub live: Option<Live>,
+    pub cursor: Option<u64>,
+    pub tail: Option<u64>,
+    pub since_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Live {
+    LongPoll,
+    Sse,
+}
+
+pub fn read_query(query: Option<&[u8]>) -> Result<ReadQuery, Refusal> {
+    let mut parsed = ReadQuery::default();
+    for (key, raw) in query_pairs(query.unwrap_or(b"")) {
+        let value = || decode_query_component(raw).ok_or_else(|| Refusal::with(ErrorCode::BadRequest, "The query has a bad percent escape."));
+        match key {
+            b"offset" => {
+                if parsed.offset.is_some() {
+                    return Err(Refusal::with(ErrorCode::OffsetInvalid, "offset is given more than once."));
+                }
+                parsed.offset = Some(value()?);
+            }
+            b"live" => {
+                parsed.live = match value()?.as_slice() {
+                    b"long-poll" => Some(Live::LongPoll),
+                    b"sse" => Some(Live::Sse),
+                    _ => None,
+                }
+            }
+            b"cursor" => parsed.cursor = crate::serve::http::parse_decimal_u64(&value()?),
+            b"tail" => {
+                let count = crate::serve::http::parse_decimal_u64(&value()?);
+                parsed.tail = Some(count.ok_or_else(|| Refusal::with(ErrorCode::BadRequest, "tail must be a number of records."))?);
+            }
+            b"since" => parsed.since_ms = Some(parse_since(&value()?)?),
+            _ => {}
+        }
+    }
+    let starts = [parsed.offset.is_some(), parsed.tail.is_some(), parsed.since_ms.is_some()];
+    if starts.into_iter().filter(|given| *given).count() > 1 {
+        return Err(Refusal::with(ErrorCode::BadRequest, "offset, tail and since exclude each other."));
+    }
+    Ok(parsed)
+}
+
+fn parse_since(value: &[u8]) -> Result<u64, Refusal> {
+    let number = crate::serve::http::parse_decimal_u64(value);
+    let text = std::str::from_utf8(value).ok();
+    number
+        .or_else(|| text.and_then(crate::serve::time::parse_rfc3339))
+        .ok_or_else(|| Refusal::with(ErrorCode::BadRequest, "since must be an RFC 3339 date or milliseconds since 1970."))
+}
+
+/// Whether the control plane may answer: only pages of its own origin, and on loopback only loopback names,
+/// so that a foreign page cannot reach it by a DNS name of its own.
+pub fn check_control_origin(head: &Head<'_>, loopback: bool) -> Result<(), Refusal> {
+    let host = head.get(Known::Host).unwrap_or(b"");
+    if let Some(origin) = head.get(Known::Origin) {
+        let authority = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+        if authority != Some(host) {
+            return Err(ErrorCode::OriginRefused.into());
+        }
+    }
+    if loopback && !is_loopback_name(host) {
+        return Err(ErrorCode::HostRefused.into());
+    }
+    Ok(())
+}
+
+fn is_loopback_name(host: &[u8]) -> bool {
+    let Ok(host) = std::str::from_utf8(host) else { return false };
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(""),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}

@@ -1,0 +1,98 @@
+//! The system calls of the event loop, each with its proof; everything above is safe code.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+pub struct Epoll {
+    descriptor: OwnedFd,
+}
+
+impl Epoll {
+    pub fn new() -> io::Result<Epoll> {
+        // SAFETY: no pointers; the result is checked before it is owned.
+        let descriptor = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a fresh descriptor that nothing else owns.
+        Ok(Epoll { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
+    }
+
+    pub fn add(&self, fd: RawFd, interest: u32, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, interest, token)
+    }
+
+    pub fn modify(&self, fd: RawFd, interest: u32, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
+    }
+
+    pub fn remove(&self, fd: RawFd) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd, 0, 0)
+    }
+
+    fn control(&self, operation: i32, fd: RawFd, interest: u32, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: interest, u64: token };
+        // SAFETY: `event` lives through the call, which copies it.
+        let result = unsafe { libc::epoll_ctl(self.descriptor.as_raw_fd(), operation, fd, &mut event) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Waits for events; an interrupted wait is an empty one.
+    pub fn wait(&self, events: &mut [libc::epoll_event], timeout_ms: i32) -> io::Result<usize> {
+        // SAFETY: the kernel writes at most `events.len()` entries into the live slice.
+        let count = unsafe { libc::epoll_wait(self.descriptor.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, timeout_ms) };
+        if count >= 0 {
+            return Ok(count as usize);
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            error => Err(error),
+        }
+    }
+}
+
+/// Receives into `buffer` without blocking.
+pub fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: writes at most `buffer.len()` bytes into the live slice.
+    let count = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+}
+
+/// Sends without blocking and without SIGPIPE; `more` = further bytes follow at once.
+pub fn send(fd: RawFd, bytes: &[u8], more: bool) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
+    // SAFETY: reads at most `bytes.len()` bytes from the live slice.
+    let count = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) };
+    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+}
+
+/// Tells the peer that nothing more comes.
+pub fn shutdown_write(fd: RawFd) {
+    // SAFETY: no pointers. A socket that is gone already needs no shutdown.
+    unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+}
+
+/// Accepts one connection, non-blocking, without delaying small packets.
+pub fn accept(listener: RawFd) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: null address pointers are allowed; the result is checked before it is owned.
+    let descriptor = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    set_option(descriptor, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+    Ok(socket)
+}
+
+pub fn set_option(fd: RawFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    let size = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: passes a live i32 with its size.
+    let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+pub fn would_block(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

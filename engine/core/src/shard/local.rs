@@ -1,0 +1,162 @@
+//! Blocking access for callers in the same process: the control plane and embedding. Same operations, same
+//! promises; each call returns when its acknowledgement would have been sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{ErrorCode, Refusal};
+use crate::model::{Class, ContentType, Media, Offset};
+use crate::shard::create::json_refusal;
+use crate::shard::engine::{Engine, Undone};
+use crate::shard::read::read_failed;
+use crate::shard::write::WriteScratch;
+use crate::stream::append::AppendRequest;
+use crate::stream::handle::Stream;
+use crate::stream::json;
+use crate::stream::lifecycle::CreateRequest;
+use crate::stream::offsets;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A read's answer as HTTP would give it.
+pub struct LocalRead {
+    pub body: Vec<u8>,
+    pub next: Offset,
+    pub up_to_date: bool,
+    pub closed: bool,
+}
+
+impl Engine {
+    /// Repeats an operation that had to wait, and waits for the commit number of its outcome.
+    fn until_done<T>(&self, mut attempt: impl FnMut() -> Result<(T, u64), Undone>) -> Result<T, Refusal> {
+        let started_us = self.doors.clock.monotonic_us();
+        loop {
+            match attempt() {
+                Ok((value, gate)) => return self.acknowledged(gate).map(|()| value),
+                Err(Undone::Refused { refusal, gate }) => {
+                    self.acknowledged(gate)?;
+                    return Err(refusal);
+                }
+                Err(Undone::Wait) => {
+                    if self.doors.clock.monotonic_us().saturating_sub(started_us) > PATIENCE.as_micros() as u64 {
+                        return Err(ErrorCode::ServerBusy.into());
+                    }
+                    self.shard.kick();
+                    let before = self.shard.synced();
+                    self.shard.waiters.wait_until(|| self.shard.synced() > before, Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    fn acknowledged(&self, gate: u64) -> Result<(), Refusal> {
+        if gate == 0 || self.shard.wait_synced(gate, PATIENCE) {
+            return Ok(());
+        }
+        Err(ErrorCode::OutcomeUnknown.into())
+    }
+
+    fn local_stream(&self, path: &str) -> Result<Arc<Stream>, Undone> {
+        self.find(path)?.ok_or_else(Engine::missing)
+    }
+
+    /// Creates a stream; `false` if it was there with the same configuration.
+    pub fn local_create(&self, path: &str, content_type: &str, class: Option<Class>) -> Result<bool, Refusal> {
+        if class.is_some_and(|class| !class.available()) {
+            return Err(ErrorCode::DurabilityUnavailable.into());
+        }
+        let request = CreateRequest { content_type: Some(content_type), class, ..CreateRequest::default() };
+        self.until_done(|| self.create(path, &request, &[], self.now_ms()).map(|created| (created.new, created.gate)))
+    }
+
+    /// Appends; returns the new tail.
+    pub fn local_append(&self, path: &str, data: &[u8]) -> Result<Offset, Refusal> {
+        let mut scratch = WriteScratch::default();
+        self.until_done(|| {
+            let stream = self.local_stream(path)?;
+            let request = AppendRequest {
+                content_type: Some(stream.content_type.media_type.as_bytes()),
+                body_empty: data.is_empty(),
+                ..AppendRequest::default()
+            };
+            let mut wire = Vec::new();
+            let (bytes, records) = if stream.content_type.media == Media::Json && !data.is_empty() {
+                let records = json::flatten_into(data, &mut wire).map_err(|error| json_refusal(&error));
+                (wire.as_slice(), records)
+            } else {
+                (data, Ok(1))
+            };
+            let appended = self.append(&stream, &request, bytes, records, self.now_ms(), &mut scratch)?;
+            Ok((appended.offset, appended.gate))
+        })
+    }
+
+    pub fn local_delete(&self, path: &str) -> Result<bool, Refusal> {
+        let deleted = self.until_done(|| {
+            let stream = self.local_stream(path)?;
+            self.delete(&stream, self.now_ms()).map(|gate| ((), gate))
+        });
+        match deleted {
+            Ok(()) => Ok(true),
+            Err(refusal) if refusal.code == ErrorCode::StreamNotFound => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// The visible tail; `None` if there is no such stream.
+    pub fn local_tail(&self, path: &str) -> Result<Option<Offset>, Refusal> {
+        let found = self.until_done(|| {
+            let stream = self.local_stream(path)?;
+            let mut state = stream.lock();
+            self.check_life(&stream, &mut state, self.now_ms())?;
+            let gate = if state.control_sequence > self.shard.synced() { state.control_sequence } else { 0 };
+            Ok((self.visible_tail(&state), gate))
+        });
+        match found {
+            Ok(tail) => Ok(Some(tail)),
+            Err(refusal) if matches!(refusal.code, ErrorCode::StreamNotFound | ErrorCode::StreamGone) => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Reads up to `max_bytes` from an offset (`-1`, `now` or a given one).
+    pub fn local_read(&self, path: &str, offset: &str, max_bytes: u64) -> Result<LocalRead, Refusal> {
+        let stream = self.until_done(|| {
+            let stream = self.local_stream(path)?;
+            let gate = {
+                let mut state = stream.lock();
+                self.check_life(&stream, &mut state, self.now_ms())?;
+                state.control_sequence
+            };
+            Ok((stream, gate))
+        })?;
+        let (position, visible) = {
+            let state = stream.lock();
+            let position = match offset {
+                "-1" => 0,
+                "now" => state.visible.tail,
+                text => {
+                    let parsed = Offset::parse(text.as_bytes()).ok_or(ErrorCode::OffsetInvalid)?;
+                    offsets::resolve(&state, &self.losses, parsed)?.position
+                }
+            };
+            (position, state.visible)
+        };
+        let end = self.window_end(&stream, position, max_bytes, visible.tail).map_err(read_failed)?;
+        let bytes = self.read_range(&stream, position, end).map_err(read_failed)?;
+        let next = offsets::offset_after(&stream.lock(), &self.losses, end);
+        let up_to_date = end == visible.tail;
+        Ok(LocalRead { body: as_body(&stream.content_type, bytes), next, up_to_date, closed: up_to_date && visible.closed })
+    }
+}
+
+fn as_body(content_type: &ContentType, bytes: Vec<u8>) -> Vec<u8> {
+    if content_type.media != Media::Json {
+        return bytes;
+    }
+    let mut body = Vec::with_capacity(bytes.len() + 2);
+    body.push(b'[');
+    body.extend_from_slice(bytes.strip_suffix(b",").unwrap_or(&bytes));
+    body.push(b']');
+    body
+}

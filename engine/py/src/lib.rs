@@ -1,0 +1,164 @@
+//! `millstream._engine`: the engine's handle for Python. Converts values and releases the interpreter lock;
+//! decides nothing.
+
+mod settings;
+
+use std::time::Duration;
+
+use millstream_core::error::{EngineError as CoreError, Refusal};
+use millstream_core::model::Class;
+use millstream_core::serve::server::Server;
+use millstream_core::shard::list::StreamInfo;
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+create_exception!(_engine, EngineError, PyException, "An engine error: code and detail.");
+
+fn engine_error(py: Python<'_>, code: &str, detail: &str) -> PyErr {
+    let error = EngineError::new_err((code.to_owned(), detail.to_owned()));
+    let value = error.value(py);
+    match value.setattr("code", code).and_then(|()| value.setattr("detail", detail)) {
+        Ok(()) => error,
+        Err(failed) => failed,
+    }
+}
+
+fn from_core(py: Python<'_>, error: &CoreError) -> PyErr {
+    engine_error(py, error.code, &error.detail)
+}
+
+fn from_refusal(py: Python<'_>, refusal: &Refusal) -> PyErr {
+    engine_error(py, refusal.code.code(), refusal.sentence())
+}
+
+/// One open data directory.
+#[pyclass(module = "millstream._engine", frozen)]
+struct Engine {
+    server: Server,
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (settings, progress = None))]
+    fn new(py: Python<'_>, settings: &Bound<'_, PyDict>, progress: Option<Py<PyAny>>) -> PyResult<Engine> {
+        let config = settings::config_from(settings)?;
+        let mut failed: Option<PyErr> = None;
+        let opened = py.detach(|| {
+            Server::open(config, &mut |line| {
+                if let Some(progress) = &progress {
+                    let result = Python::attach(|py| progress.call1(py, (line,)).map(|_| ()));
+                    failed = result.err().or(failed.take());
+                }
+            })
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        match opened {
+            Ok(server) => Ok(Engine { server }),
+            Err(error) => Err(from_core(py, &error)),
+        }
+    }
+
+    #[pyo3(signature = (control_socket = None))]
+    fn start(&self, py: Python<'_>, control_socket: Option<&str>) -> PyResult<()> {
+        self.server.start(control_socket).map_err(|error| from_core(py, &error))
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.server.listener.as_ref().map_or(0, |listener| listener.address.port())
+    }
+
+    #[pyo3(signature = (deadline_ms = 1500))]
+    fn stop(&self, py: Python<'_>, deadline_ms: u64) -> bool {
+        py.detach(|| self.server.stop(Duration::from_millis(deadline_ms)))
+    }
+
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let metrics = &self.server.engine.metrics;
+        let status = PyDict::new(py);
+        status.set_item("trouble", self.server.engine.shard.trouble())?;
+        status.set_item("connections", metrics.connections.get())?;
+        status.set_item("streams_cached", metrics.streams_cached.get())?;
+        status.set_item("hot_bytes", metrics.hot_bytes.get())?;
+        status.set_item("wal_retained_bytes", metrics.wal_retained_bytes.get())?;
+        status.set_item("checkpoints", metrics.checkpoints.get())?;
+        Ok(status)
+    }
+
+    #[pyo3(signature = (path, content_type = "application/octet-stream", durability = None))]
+    fn create(&self, py: Python<'_>, path: &str, content_type: &str, durability: Option<&str>) -> PyResult<bool> {
+        let class = match durability {
+            None => None,
+            Some(name) => Some(Class::parse(name).ok_or_else(|| engine_error(py, "durability_unknown", name))?),
+        };
+        let result = py.detach(|| self.server.engine.local_create(path, content_type, class));
+        result.map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    fn append(&self, py: Python<'_>, path: &str, data: &[u8]) -> PyResult<String> {
+        let result = py.detach(|| self.server.engine.local_append(path, data));
+        result.map(|offset| offset.to_string()).map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    #[pyo3(signature = (path, offset = "-1", max_bytes = 4 << 20))]
+    fn read<'py>(&self, py: Python<'py>, path: &str, offset: &str, max_bytes: u64) -> PyResult<(Bound<'py, PyBytes>, String, bool, bool)> {
+        let result = py.detach(|| self.server.engine.local_read(path, offset, max_bytes));
+        let read = result.map_err(|refusal| from_refusal(py, &refusal))?;
+        Ok((PyBytes::new(py, &read.body), read.next.to_string(), read.up_to_date, read.closed))
+    }
+
+    fn tail(&self, py: Python<'_>, path: &str) -> PyResult<Option<String>> {
+        let result = py.detach(|| self.server.engine.local_tail(path));
+        result.map(|tail| tail.map(|offset| offset.to_string())).map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    fn delete(&self, py: Python<'_>, path: &str) -> PyResult<bool> {
+        let result = py.detach(|| self.server.engine.local_delete(path));
+        result.map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    #[pyo3(signature = (prefix = "", after = "", limit = 1000))]
+    fn list<'py>(&self, py: Python<'py>, prefix: &str, after: &str, limit: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let result = py.detach(|| self.server.engine.list(prefix, after, limit));
+        let Ok(entries) = result else {
+            return Err(engine_error(py, "internal", "The catalog could not be read."));
+        };
+        entries.iter().map(|entry| describe(py, entry)).collect()
+    }
+
+    fn watch(&self, globs: Vec<String>) {
+        self.server.engine.shard.feed.watch(&globs);
+    }
+
+    fn take_dirty(&self, py: Python<'_>, timeout_ms: u64) -> (Vec<String>, bool) {
+        py.detach(|| self.server.engine.shard.feed.take(Duration::from_millis(timeout_ms)))
+    }
+}
+
+fn describe<'py>(py: Python<'py>, entry: &StreamInfo) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("path", &entry.path)?;
+    dict.set_item("content_type", &entry.content_type)?;
+    dict.set_item("tail", entry.tail.to_string())?;
+    dict.set_item("closed", entry.closed)?;
+    dict.set_item("durability", entry.class.name())?;
+    dict.set_item("incarnation", entry.incarnation.0.to_string())?;
+    dict.set_item("records", entry.records)?;
+    dict.set_item("bytes", entry.bytes)?;
+    dict.set_item("created_at", entry.created_ms)?;
+    dict.set_item("ttl_seconds", entry.ttl_seconds)?;
+    dict.set_item("expires_at", entry.expires_at_ms)?;
+    dict.set_item("forked_from", &entry.forked_from)?;
+    Ok(dict)
+}
+
+#[pymodule]
+fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Engine>()?;
+    module.add("EngineError", module.py().get_type::<EngineError>())
+}

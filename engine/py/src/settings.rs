@@ -1,0 +1,58 @@
+//! Settings from Python's table to the engine's configuration. A key the engine does not know is an error:
+//! a misspelt bound must not be silently absent.
+
+use millstream_core::config::Config;
+use millstream_core::model::Class;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+pub fn config_from(settings: &Bound<'_, PyDict>) -> PyResult<Config> {
+    let mut config = Config::default();
+    for (key, value) in settings.iter() {
+        let key: String = key.extract()?;
+        set(&mut config, &key, &value).map_err(|error| PyValueError::new_err(format!("setting {key}: {error}")))?;
+    }
+    // A door for tests that need a slow disk; never set in production.
+    if let Some(delay) = std::env::var("MILLSTREAM_FAULT_SYNC_DELAY_MS").ok().and_then(|text| text.parse().ok()) {
+        config.fault_sync_delay_ms = delay;
+    }
+    Ok(config)
+}
+
+fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    match key {
+        "data_dir" => config.data_dir = value.extract()?,
+        "host" => config.host = value.extract()?,
+        "port" => config.port = value.extract()?,
+        "listen" => config.listen = value.extract()?,
+        "durability" => {
+            let name: String = value.extract()?;
+            let class = Class::parse(&name).filter(|class| class.available());
+            config.durability = class.ok_or_else(|| PyValueError::new_err(format!("{name:?} is not available")))?;
+        }
+        "long_poll_timeout_ms" => config.long_poll_timeout_ms = value.extract()?,
+        "reactors" => config.reactors = value.extract()?,
+        "read_window_bytes" => config.read_window_bytes = value.extract()?,
+        "append_max_bytes" => config.append_max_bytes = value.extract()?,
+        "connections_max" => config.connections_max = value.extract()?,
+        "inflight_bytes_max" => config.inflight_bytes_max = value.extract()?,
+        "header_timeout_ms" => config.header_timeout_ms = value.extract()?,
+        "body_timeout_ms" => config.body_timeout_ms = value.extract()?,
+        "idle_timeout_ms" => config.idle_timeout_ms = value.extract()?,
+        "send_timeout_ms" => config.send_timeout_ms = value.extract()?,
+        "sse_lifetime_ms" => config.sse_lifetime_ms = value.extract()?,
+        "sse_keepalive_ms" => config.sse_keepalive_ms = value.extract()?,
+        "wal_file_bytes" => config.wal_file_bytes = value.extract()?,
+        "checkpoint_bytes" => config.checkpoint_bytes = value.extract()?,
+        "streams_cached_max" => config.streams_cached_max = value.extract()?,
+        "sweep_interval_ms" => config.sweep_interval_ms = value.extract()?,
+        "insecure" => config.insecure = value.extract()?,
+        "public_url" => {
+            let url: Option<String> = value.extract()?;
+            config.public_url = url.filter(|text| !text.is_empty());
+        }
+        _ => return Err(PyValueError::new_err("the engine does not know it")),
+    }
+    Ok(())
+}

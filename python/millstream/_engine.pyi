@@ -1,0 +1,54 @@
+# The native engine as Python sees it: one handle per data directory.
+# Every method that waits does so with the interpreter lock released, and is safe to call from any thread.
+
+from collections.abc import Callable
+from typing import TypeAlias, TypedDict
+
+class EngineError(Exception):
+    # Raised by every method; args = (code, detail).
+    code: str
+    detail: str
+
+class StreamEntry(TypedDict):
+    path: str
+    content_type: str
+    tail: str
+    closed: bool
+    durability: str
+    incarnation: str
+    records: int
+    bytes: int
+    created_at: int
+    ttl_seconds: int | None
+    expires_at: str | int | None
+    forked_from: str | None
+
+Entries: TypeAlias = list[StreamEntry]
+Paths: TypeAlias = list[str]
+
+class Engine:
+    def __init__(
+        self,
+        settings: dict[str, str | int | bool],
+        progress: Callable[[str], None] | None = None,
+    ) -> None: ...
+    def start(self, control_socket: str | None = None) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def stop(self, deadline_ms: int = 1500) -> bool: ...
+    def status(self) -> dict[str, object]: ...
+    def create(
+        self,
+        path: str,
+        content_type: str = "application/octet-stream",
+        durability: str | None = None,
+    ) -> bool: ...
+    def append(self, path: str, data: bytes) -> str: ...
+    def read(
+        self, path: str, offset: str = "-1", max_bytes: int = 4194304
+    ) -> tuple[bytes, str, bool, bool]: ...
+    def tail(self, path: str) -> str | None: ...
+    def delete(self, path: str) -> bool: ...
+    def list(self, prefix: str = "", after: str = "", limit: int = 1000) -> Entries: ...
+    def watch(self, globs: Paths) -> None: ...
+    def take_dirty(self, timeout_ms: int) -> tuple[Paths, bool]: ...

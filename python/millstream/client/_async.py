@@ -1,0 +1,405 @@
+"""The asyncio client: `AsyncClient`, `AsyncStream` and the iterators they return.
+
+Where it sits: made by `millstream.aio.connect`. A thin shell: what happens is in `_steps.py` and
+`_follow.py`; this file performs their effects with asyncio and gives them a face.
+Invariant I-ASY-1: no rule of the protocol is written here; each method is the twin of `_sync.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from millstream.client import _wire as wire
+from millstream.client._follow import Follow, Reader, read_steps
+from millstream.client._http import TransportFailure
+from millstream.client._producer_async import AsyncProducer
+from millstream.client._retry import Retry
+from millstream.client._steps import Emit, Operations, Steps
+from millstream.client._sync import OnReconnect, OnResume, default_url, make_core
+from millstream.client._transport_async import AsyncPerformer, AsyncPool
+from millstream.types import Batch, Durability, GapPolicy, LiveMode, Record, StreamInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+    from datetime import datetime
+    from types import TracebackType
+
+T = TypeVar("T")
+
+
+def connect(
+    url: str | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float = 30.0,
+    retry: Retry | None = None,
+) -> AsyncClient:
+    """A client for the server at `url` (default: MILLSTREAM_URL, else http://127.0.0.1:4437).
+
+    Nothing is sent yet. `timeout_seconds` is the longest silence of the server that is tolerated,
+    `headers` go with every request.
+    """
+    return AsyncClient(url, headers=headers, timeout_seconds=timeout_seconds, retry=retry)
+
+
+class AsyncClient:
+    """A server, for one event loop; connections are kept and shared."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float = 30.0,
+        retry: Retry | None = None,
+    ) -> None:
+        self._headers = dict(headers or {})
+        self._operations = Operations(
+            wire.parse_url(url or default_url()), retry or Retry(), timeout_seconds
+        )
+        self._pool = AsyncPool(self._operations.endpoint, self._headers)
+
+    @property
+    def url(self) -> str:
+        return self._operations.endpoint.url
+
+    def stream(self, path: str, *, content_type: str | None = None) -> AsyncStream:
+        """A handle; nothing is sent, the stream need not exist."""
+        return AsyncStream(self, wire.check_path(path), content_type)
+
+    async def create(
+        self,
+        path: str,
+        *,
+        content_type: str | None = None,
+        ttl_seconds: int | None = None,
+        expires_at: datetime | str | None = None,
+        durability: Durability | str | None = None,
+        closed: bool = False,
+        forked_from: str | AsyncStream | None = None,
+        fork_offset: str | None = None,
+        fork_sub_offset: int | None = None,
+        data: Any = None,
+    ) -> AsyncStream:
+        """Create a stream, or take it as it is if it exists with the same configuration.
+
+        `data` is a first record, written in the same step. A fork shares the records of its source
+        up to `fork_offset` (default: its tail) and goes its own way from there.
+        """
+        path = wire.check_path(path)
+        options = wire.CreateOptions(
+            content_type=content_type,
+            ttl_seconds=ttl_seconds,
+            expires_at=expires_at,
+            durability=durability,
+            closed=closed,
+            forked_from=forked_from.path if isinstance(forked_from, AsyncStream) else forked_from,
+            fork_offset=fork_offset,
+            fork_sub_offset=fork_sub_offset,
+        )
+        info, created = await run(self._operations.create(path, options, data), self._pool)
+        stream = AsyncStream(self, path, info.content_type)
+        stream.created = created
+        return stream
+
+    async def list(
+        self, prefix: str = "", *, after: str = "", limit: int | None = None
+    ) -> AsyncIterator[StreamInfo]:
+        """The streams whose path starts with `prefix`, ordered by path."""
+        steps = self._operations.list_streams(prefix, after, limit)
+        async for value in iterate(steps, AsyncPerformer(self._pool)):
+            assert isinstance(value, StreamInfo)
+            yield value
+
+    async def close(self) -> None:
+        """Close the connections. The server's streams are not touched."""
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<millstream.AsyncClient {self.url}>"
+
+
+class AsyncStream:
+    """A handle on one stream; cheap, and good for as long as its client."""
+
+    def __init__(self, client: AsyncClient, path: str, content_type: str | None) -> None:
+        self.client = client
+        self.path = path
+        self.created: bool | None = None
+        """After `client.create`: True if that call made the stream, False if it existed."""
+        self._content_type = content_type
+
+    async def content_type(self) -> str:
+        """The stream's type; asked from the server once if it is not known yet."""
+        if not self._content_type:
+            self._content_type = (await self.info()).content_type
+        return self._content_type
+
+    async def info(self) -> StreamInfo:
+        info = await self._run(self._operations.info(self.path))
+        self._content_type = info.content_type
+        return info
+
+    async def append(
+        self,
+        value: Any,
+        *,
+        if_match: str | None = None,
+        seq: str | None = None,
+        close: bool = False,
+    ) -> str:
+        """Append one record and return the new tail.
+
+        JSON streams take any JSON-able value (bytes: one JSON text); byte streams take bytes or
+        str. `if_match` appends only if that offset is still the tail, `seq` only if it is greater
+        than the last one; `close=True` makes this the last record. It is not repeated when its fate
+        is unknown (`OutcomeUnknown`); use a producer for that.
+        """
+        options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
+        return await self._run(
+            self._operations.append(self.path, await self.content_type(), value, options)
+        )
+
+    async def append_many(
+        self,
+        values: Iterable[Any],
+        *,
+        if_match: str | None = None,
+        seq: str | None = None,
+        close: bool = False,
+    ) -> str:
+        """Append several records. JSON streams take them all or none; byte streams one by one."""
+        options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
+        return await self._run(
+            self._operations.append_many(self.path, await self.content_type(), values, options)
+        )
+
+    def producer(
+        self, producer_id: str | None = None, *, epoch: int | None = None, **options: Any
+    ) -> AsyncProducer:
+        """An idempotent producer: batches, pipelines, repeats safely.
+
+        Give each running producer its own id; a new session with the same id fences off the old.
+        `epoch` is for callers who number their sessions themselves and want a replay to be dropped.
+        Further options are those of `ProducerOptions`.
+        """
+        core = make_core(
+            self._operations, self.path, self._content_type or "", producer_id, epoch, options
+        )
+        return AsyncProducer(
+            core, self.client._headers, self._operations.timeout_seconds, self.content_type
+        )
+
+    async def read(
+        self,
+        offset: str | None = None,
+        *,
+        since: datetime | int | str | None = None,
+        tail: int | None = None,
+        gaps: GapPolicy = "raise",
+    ) -> AsyncIterator[Record]:
+        """The records from `offset` (default: the start) to the tail.
+
+        Instead of an offset: `since` (a time), or `tail` (the last N records).
+        """
+        async for batch in self.read_batches(offset, since=since, tail=tail, gaps=gaps):
+            for record in batch.records:
+                yield record
+
+    async def read_batches(
+        self,
+        offset: str | None = None,
+        *,
+        since: datetime | int | str | None = None,
+        tail: int | None = None,
+        gaps: GapPolicy = "raise",
+    ) -> AsyncIterator[Batch]:
+        """Like `read`, by the answers of the server."""
+        reader = Reader(self._operations, self.path, wire.Start(offset, since, tail), gaps)
+        async for value in iterate(read_steps(reader), AsyncPerformer(self.client._pool)):
+            assert isinstance(value, Batch)
+            yield value
+
+    def follow(
+        self,
+        offset: str | None = None,
+        *,
+        since: datetime | int | str | None = None,
+        tail: int | None = None,
+        gaps: GapPolicy = "raise",
+        mode: LiveMode = "auto",
+        on_reconnect: OnReconnect | None = None,
+        on_resume: OnResume | None = None,
+    ) -> AsyncFollower[Record]:
+        """The records from `offset` (default: the start) and every later one as it comes.
+
+        Ends when the stream is closed and read to its end. Resumes by itself when the connection
+        breaks (`on_reconnect(error, wait_seconds)` and
+        `on_resume()` are told). Use `async with` or call
+        `aclose()` to let go of the connection after leaving the loop early.
+        """
+        follow = self._follow(wire.Start(offset, since, tail), gaps, mode, on_reconnect, on_resume)
+        return AsyncFollower(follow, AsyncPerformer(self.client._pool), _records)
+
+    def follow_batches(
+        self,
+        offset: str | None = None,
+        *,
+        since: datetime | int | str | None = None,
+        tail: int | None = None,
+        gaps: GapPolicy = "raise",
+        mode: LiveMode = "auto",
+        on_reconnect: OnReconnect | None = None,
+        on_resume: OnResume | None = None,
+    ) -> AsyncFollower[Batch]:
+        """Like `follow`, by the answers of the server."""
+        follow = self._follow(wire.Start(offset, since, tail), gaps, mode, on_reconnect, on_resume)
+        return AsyncFollower(follow, AsyncPerformer(self.client._pool), _batches)
+
+    async def close(self) -> str:
+        """Close the stream for ever: readers see its end, nobody can append. Returns the tail."""
+        return await self._run(self._operations.close(self.path))
+
+    async def delete(self) -> None:
+        await self._run(self._operations.delete(self.path))
+
+    def _follow(
+        self,
+        start: wire.Start,
+        gaps: GapPolicy,
+        mode: LiveMode,
+        on_reconnect: OnReconnect | None,
+        on_resume: OnResume | None,
+    ) -> Follow:
+        return Follow(
+            self._operations,
+            self.path,
+            start,
+            gaps,
+            mode=mode,
+            on_reconnect=on_reconnect,
+            on_resume=on_resume,
+        )
+
+    @property
+    def _operations(self) -> Operations:
+        return self.client._operations
+
+    async def _run(self, steps: Steps[T]) -> T:
+        return await run(steps, self.client._pool)
+
+    def __repr__(self) -> str:
+        return f"<millstream.AsyncStream {self.path} at {self.client.url}>"
+
+
+V = TypeVar("V", Record, Batch)
+
+
+class AsyncFollower(Generic[V]):
+    """An endless async iterator over a stream."""
+
+    def __init__(
+        self, follow: Follow, performer: AsyncPerformer, spread: Callable[[Batch], Iterable[V]]
+    ) -> None:
+        self._follow = follow
+        self._values: AsyncGenerator[V, None] = self._iterate(performer, spread)
+
+    @property
+    def offset(self) -> str | None:
+        """Where to resume after the batch that is being delivered; None before the first answer."""
+        return self._follow.offset
+
+    async def _iterate(
+        self, performer: AsyncPerformer, spread: Callable[[Batch], Iterable[V]]
+    ) -> AsyncGenerator[V, None]:
+        async with contextlib.aclosing(iterate(self._follow.steps(), performer)) as values:
+            async for value in values:
+                assert isinstance(value, Batch)
+                for item in spread(value):
+                    yield item
+
+    async def aclose(self) -> None:
+        """Stop and let go of the connection."""
+        await self._values.aclose()
+
+    def __aiter__(self) -> AsyncFollower[V]:
+        return self
+
+    async def __anext__(self) -> V:
+        return await anext(self._values)
+
+    async def __aenter__(self) -> AsyncFollower[V]:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def _records(batch: Batch) -> Iterable[Record]:
+    return batch.records
+
+
+def _batches(batch: Batch) -> Iterable[Batch]:
+    return (batch,)
+
+
+async def run(steps: Steps[T], pool: AsyncPool) -> T:
+    """Perform a generator to its end and return its result."""
+    performer = AsyncPerformer(pool)
+    result: Any = None
+    failure: TransportFailure | None = None
+    try:
+        while True:
+            try:
+                effect = steps.send(result) if failure is None else steps.throw(failure)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            result, failure = None, None
+            try:
+                result = await performer.perform(effect)
+            except TransportFailure as error:
+                failure = error
+    finally:
+        steps.close()
+
+
+async def iterate(
+    steps: Steps[None], performer: AsyncPerformer
+) -> AsyncGenerator[Batch | StreamInfo, None]:
+    """Perform a generator and give out what it emits."""
+    result: Any = None
+    failure: TransportFailure | None = None
+    try:
+        while True:
+            try:
+                effect = steps.send(result) if failure is None else steps.throw(failure)
+            except StopIteration:
+                return
+            result, failure = None, None
+            if isinstance(effect, Emit):
+                yield effect.value
+                continue
+            try:
+                result = await performer.perform(effect)
+            except TransportFailure as error:
+                failure = error
+    finally:
+        steps.close()
+        performer.hangup()

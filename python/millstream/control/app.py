@@ -1,0 +1,176 @@
+"""The control application: everything the server answers in Python, as one Starlette application.
+
+Sits behind the engine's listener, which forwards `/-/...` (but health, readiness and metrics) and
+`/v1/stream/__ds/...` over a private socket. Invariants: every answer carries the security headers; `/-/` serves no
+page of another origin and, on a loopback bind, no foreign host name (a page that had its name pointed here).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Protocol
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from millstream.control import openapi
+from millstream.control.http import (
+    ApiError,
+    JsonResponse,
+    base_url,
+    host_name,
+    is_loopback,
+    is_protocol,
+    read_whole_body,
+    render_error,
+    render_failure,
+)
+from millstream.control.streams_api import StreamRoutes
+from millstream.control.subscriptions.manager import SubscriptionManager
+from millstream.control.subscriptions.routes import SubscriptionRoutes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from millstream._engine import Engine
+
+_LANDING = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Millstream</title>
+<style>body{font:16px/1.5 system-ui,sans-serif;max-width:40em;margin:3em auto;padding:0 1em}
+code{background:#eee;padding:0 .25em}</style></head><body>
+<h1>Millstream</h1>
+<p>This is a durable stream server. There is no console yet; this is what it answers:</p>
+<ul>
+<li><code>/v1/stream/{path}</code> streams: PUT creates, POST appends, GET reads and follows</li>
+<li><a href="/-/api/streams"><code>/-/api/streams</code></a> the list of streams</li>
+<li><code>/v1/stream/__ds/subscriptions/{id}</code> subscriptions</li>
+<li><a href="/-/health"><code>/-/health</code></a>, <a href="/-/ready"><code>/-/ready</code></a>,
+<a href="/-/metrics"><code>/-/metrics</code></a> health, readiness, metrics</li>
+<li><a href="/-/openapi.json"><code>/-/openapi.json</code></a> the control interface in full</li>
+</ul></body></html>
+"""
+
+
+class AppSettings(Protocol):
+    """The settings that the control application looks at."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def public_url(self) -> str: ...
+
+
+def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
+    """The application for one engine; its state is loaded when the server starts it."""
+    manager: SubscriptionManager | None = None
+    streams = StreamRoutes(engine)
+
+    def base_url_of(request: Request) -> str:
+        return base_url(request, settings.host, settings.public_url)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        nonlocal manager
+        manager = SubscriptionManager(engine)
+        await manager.start()
+        app.router.routes.extend(SubscriptionRoutes(manager, base_url_of).routes())
+        try:
+            yield
+        finally:
+            streams.close()
+            await manager.stop()
+
+    app = Starlette(
+        routes=[
+            Route("/-/", _landing, methods=["GET"]),
+            Route("/-/openapi.json", _openapi, methods=["GET"]),
+            *streams.routes(),
+        ],
+        exception_handlers={HTTPException: render_error, Exception: render_failure},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return Guard(app, settings)
+
+
+async def _landing(request: Request) -> Response:
+    """What is where."""
+    del request
+    return HTMLResponse(_LANDING)
+
+
+async def _openapi(request: Request) -> Response:
+    """This description."""
+    return JsonResponse(openapi.document(request.app.routes))
+
+
+class Guard:
+    """Security headers on every answer; refusal of foreign origins and hosts below `/-/`."""
+
+    def __init__(self, app: ASGIApp, settings: AppSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        protocol = is_protocol(request)
+
+        async def guarded_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers.setdefault("Cache-Control", "no-store")
+                if protocol:
+                    headers["Access-Control-Allow-Origin"] = "*"
+                    headers["Cross-Origin-Resource-Policy"] = "cross-origin"
+                else:
+                    headers["Cross-Origin-Resource-Policy"] = "same-origin"
+                    headers["Content-Security-Policy"] = (
+                        "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+                    )
+            await send(message)
+
+        try:
+            receive = await read_whole_body(receive)
+            if not protocol:
+                self._refuse_foreigners(request.headers)
+        except ApiError as refusal:
+            response = await render_error(request, refusal)
+            await response(scope, receive, guarded_send)
+            return
+        await self._app(scope, receive, guarded_send)
+
+    def _refuse_foreigners(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        public_host = self._settings.public_url.partition("://")[2].partition("/")[0]
+        if (
+            is_loopback(self._settings.host)
+            and not is_loopback(host_name(host))
+            and (not public_host or host.lower() != public_host.lower())
+        ):
+            raise ApiError(
+                403,
+                "host_refused",
+                f"this server listens on loopback and is not called {json.dumps(host)}",
+                "use http://127.0.0.1, or set public_url to the address clients use",
+            )
+        origin = headers.get("origin")
+        if origin is not None:
+            origin_host = origin.partition("://")[2].lower()
+            if origin_host not in {host.lower(), public_host.lower()} or not origin_host:
+                raise ApiError(
+                    403,
+                    "origin_refused",
+                    f"the control plane does not answer pages of {json.dumps(origin)}",
+                    "call it from its own origin, or from outside a browser",
+                )

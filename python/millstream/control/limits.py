@@ -1,0 +1,57 @@
+"""Every bound of the control plane in one place.
+
+Sits below all other modules of `control`. A bound is here if outside input or the number of streams could
+otherwise make a queue, a body, a record or a loop grow without end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Requests and answers.
+BODY_BYTES_MAX: Final = 1 << 20
+LIST_LIMIT_DEFAULT: Final = 100
+LIST_LIMIT_MAX: Final = 1000
+CONCURRENT_REQUESTS_MAX: Final = 1024
+
+# What one subscription may say about itself.
+SUBSCRIPTIONS_MAX: Final = 10_000
+SUBSCRIPTION_ID_CHARS_MAX: Final = 256
+PATH_CHARS_MAX: Final = 1024
+PATTERN_SEGMENTS_MAX: Final = 64
+DESCRIPTION_CHARS_MAX: Final = 4096
+URL_CHARS_MAX: Final = 2048
+WORKER_CHARS_MAX: Final = 256
+STREAMS_PER_REQUEST_MAX: Final = 10_000
+ACKS_PER_REQUEST_MAX: Final = 10_000
+LEASE_TTL_MS_DEFAULT: Final = 30_000
+LEASE_TTL_MS_MIN: Final = 1_000
+LEASE_TTL_MS_MAX: Final = 600_000
+
+# A wake lists at most this many streams; what is left over stays pending and makes the next wake.
+WAKE_STREAMS_MAX: Final = 1000
+
+# Sending: a webhook request, or a record on a wake stream.
+RETRY_FIRST_MS: Final = 1_000
+RETRY_MAX_MS: Final = 60_000
+RETRY_JITTER: Final = 0.2
+DELIVERIES_MAX: Final = 128
+DELIVERY_TIMEOUT_MS_MAX: Final = 30_000
+CONNECT_TIMEOUT_S: Final = 5.0
+RESOLVE_TIMEOUT_S: Final = 3.0
+RESPONSE_BODY_BYTES_MAX: Final = 64 << 10
+TOKEN_LIFETIME_MS: Final = 24 * 3_600_000
+
+# The journal: a record stays below one read window; it is rewritten when it is large and mostly history.
+JOURNAL_RECORD_BYTES_MAX: Final = 512 << 10
+JOURNAL_LINKS_PER_EVENT: Final = 1000
+JOURNAL_REWRITE_BYTES_MIN: Final = 4 << 20
+JOURNAL_REWRITE_FACTOR: Final = 4
+JOURNAL_BATCH_MAX: Final = 512
+
+# The change feed: how long one take waits, and the shortest time between two takes that found something
+# (a hot stream then costs at most 500 rounds per second, however many appends it gets).
+FEED_TAKE_MS: Final = 50
+FEED_IDLE_TAKE_MS: Final = 500
+FEED_PACE_S: Final = 0.002
+FEED_BATCH_MAX: Final = 2000

@@ -1,0 +1,91 @@
+"""Listing streams: `GET /-/api/streams` and `GET /-/api/streams/{path}`.
+
+Sits above the engine handle. Invariants: pages are ordered by path; `next` is there exactly when something may
+follow; reserved streams of the control plane are never shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from starlette.routing import Route
+
+from millstream._engine import EngineError
+from millstream.control.http import ApiError, JsonResponse
+from millstream.control.limits import LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX, PATH_CHARS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from millstream._engine import Engine, StreamEntry
+
+
+class StreamRoutes:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pool = ThreadPoolExecutor(2, "millstream-list")
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/-/api/streams", self.list_streams, methods=["GET"]),
+            Route("/-/api/streams/{path:path}", self.get_stream, methods=["GET"]),
+        ]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def list_streams(self, request: Request) -> Response:
+        """Streams in order of path, a page at a time."""
+        query = request.query_params
+        prefix, after = query.get("prefix", ""), query.get("after", "")
+        limit = _limit(query.get("limit"))
+        if is_reserved(prefix) or max(len(prefix), len(after)) > PATH_CHARS_MAX:
+            return JsonResponse({"streams": [], "next": None})
+        page = await self._in_pool(lambda: self._engine.list(prefix, after, limit + 1))
+        shown = page[:limit]
+        following = shown[-1]["path"] if len(page) > limit else None
+        return JsonResponse({"streams": shown, "next": following})
+
+    async def get_stream(self, request: Request) -> Response:
+        """One stream."""
+        path: str = request.path_params["path"]
+        page: list[StreamEntry] = []
+        if not is_reserved(path) and len(path) <= PATH_CHARS_MAX:
+            page = await self._in_pool(lambda: self._engine.list(path, "", 1))
+        # A path is the first in order among all that start with it.
+        if not page or page[0]["path"] != path:
+            raise ApiError(
+                404,
+                "stream_not_found",
+                f"there is no stream {path!r}",
+                "PUT /v1/stream/{path} creates it; GET /-/api/streams lists what is there",
+            )
+        return JsonResponse(page[0])
+
+    async def _in_pool(self, work: Callable[[], list[StreamEntry]]) -> list[StreamEntry]:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except EngineError as error:
+            raise ApiError(503, "control_unavailable", str(error), "try again shortly") from error
+
+
+def is_reserved(path: str) -> bool:
+    return path.partition("/")[0] == "__ds"
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return LIST_LIMIT_DEFAULT
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:9]) <= LIST_LIMIT_MAX:
+        raise ApiError(
+            400,
+            "bad_request",
+            f"limit must be an integer from 1 to {LIST_LIMIT_MAX}",
+            "leave it out for the default, and use `after` for the next page",
+        )
+    return int(text)

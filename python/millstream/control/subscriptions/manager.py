@@ -1,0 +1,364 @@
+"""Subscriptions at work: joins the pure machine to the engine, the clock, the disk and the network.
+
+Sits between `routes` (HTTP) and everything else in this package. All methods run on the control loop; what
+blocks runs in its own threads. Invariants: nothing is answered, sent or announced before the events it rests
+on are synced; if a write fails, memory is rebuilt from disk and until then every call is refused with 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from millstream._engine import EngineError
+from millstream.control.subscriptions import address, delivery, globs
+from millstream.control.subscriptions.address import AddressRefused
+from millstream.control.subscriptions.alarms import Alarms
+from millstream.control.subscriptions.delivery import DeliveryFailed
+from millstream.control.subscriptions.feed import Change, Feed, Scope
+from millstream.control.subscriptions.journal import Journal, JournalDamaged
+from millstream.control.subscriptions.machine import (
+    Alarm,
+    Effect,
+    Machine,
+    Outcome,
+    Send,
+    WakeRequest,
+)
+from millstream.control.subscriptions.model import Config, Refused, StreamView, Subscription
+from millstream.control.subscriptions.sender import Sender
+from millstream.control.subscriptions.writer import WriteFailed, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from millstream._engine import Engine
+    from millstream.control.subscriptions.keys import Keys
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+STOP_TIMEOUT_S: Final = 0.3
+RECOVER_PAUSE_S: Final = 1.0
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def unavailable() -> Refused:
+    return Refused(503, "UNAVAILABLE", "subscriptions are being recovered; try again shortly")
+
+
+class SubscriptionManager:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._journal = Journal(engine)
+        self._disk = ThreadPoolExecutor(1, "millstream-journal")
+        self._pool = ThreadPoolExecutor(4, "millstream-control")
+        self._machine = _new_machine()
+        self._available = False
+        self._stopping = asyncio.Event()
+        self._membership = asyncio.Lock()
+        self._relayed: list[Change] | None = None  # changes seen while a membership change is made
+        self._watched: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Life.
+
+    async def start(self) -> None:
+        """Loads keys and history, then goes on with every wake that was in flight."""
+        self.keys: Keys = await self._on_disk(self._journal.load_keys)
+        self._writer = Writer(
+            self._journal, self._disk, lambda: list(self._machine.state.dump()), self._recover
+        )
+        self._alarms = Alarms(now_ms, self._tick)
+        self._sender = Sender(self._engine, self._pool, self.keys, now_ms)
+        self._feed = Feed(self._engine, self._observe, self._scope)
+        await self._replay()
+        self._spawn(self._writer.run())
+        self._spawn(self._alarms.run())
+        await self._watch()
+        self._feed.start()
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        self._feed.stop()
+        with contextlib.suppress(WriteFailed, TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._writer.synced()
+        self._available = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._disk.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _replay(self) -> None:
+        events = await self._on_disk(self._journal.load)
+        machine = _new_machine()
+        for event in events:
+            machine.state.apply(event)
+        self._machine = machine
+        self._available = True
+        self._perform(machine.resume())
+
+    async def _recover(self, error: BaseException) -> None:
+        """A write failed: what is on disk counts. The pause keeps a full disk from being hammered."""
+        self._available = False
+        while not self._stopping.is_set():
+            log.error("subscriptions: a write failed (%s); reloading from disk in 1 s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECOVER_PAUSE_S):
+                    await self._stopping.wait()
+                    return
+            try:
+                await self._replay()
+            except (EngineError, JournalDamaged, ValueError) as again:
+                error = again
+                continue
+            return
+
+    # Configuration.
+
+    async def create(self, id: str, config: Config, base_url: str) -> tuple[Subscription, bool]:  # noqa: A002
+        """The subscription and whether it is new."""
+        async with self._membership_change():
+            machine = self._ready()
+            tails: dict[str, str] = {}
+            if id not in machine.state.subscriptions:
+                await self._check_target(config)
+                await self._watch(*config.streams, *([config.pattern] if config.pattern else ()))
+                tails = await self._in_pool(lambda: self._collect_tails(config))
+            outcome = await self._decide(
+                lambda m: m.create(id, secrets.token_hex(8), config, base_url, tails, now_ms())
+            )
+        return self._ready().get(id), outcome.created
+
+    async def get(self, id: str) -> Subscription:  # noqa: A002
+        await self._synced()
+        return self._ready().get(id)
+
+    async def delete(self, id: str) -> None:  # noqa: A002
+        async with self._membership_change():
+            await self._decide(lambda machine: machine.delete(id))
+
+    async def add_streams(self, id: str, paths: list[str]) -> None:  # noqa: A002
+        async with self._membership_change():
+            self._ready().get(id)
+            await self._watch(*paths)
+            tails = await self._in_pool(lambda: self._tails(paths))
+            await self._decide(
+                lambda machine: machine.add_streams(
+                    id, paths, {path: tail for path, tail in tails.items() if tail is not None}
+                )
+            )
+
+    async def remove_stream(self, id: str, path: str) -> None:  # noqa: A002
+        async with self._membership_change():
+            await self._decide(lambda machine: machine.remove_stream(id, path))
+
+    # Workers.
+
+    async def claim(self, id: str, worker: str) -> tuple[Subscription, str, list[StreamView]]:  # noqa: A002
+        """The claimed subscription, the claim's token, and the streams to work on."""
+        subscription = self._ready().get(id)
+        if not subscription.pending:
+            # An append that was just acknowledged may not have come through the feed yet.
+            await self._feed.settle(lambda: bool(subscription.pending))
+        views: list[StreamView] = []
+        token = ""
+
+        def claim(machine: Machine) -> Outcome:
+            nonlocal views, token
+            now = now_ms()
+            outcome = machine.claim(id, worker, now)
+            claimed = machine.get(id)
+            views = machine.views(claimed)
+            token = self.keys.mint_token(claimed.uid, claimed.generation, now)
+            return outcome
+
+        await self._decide(claim)
+        return self._ready().get(id), token, views
+
+    async def acknowledge(self, id: str, kind: str, request: WakeRequest) -> bool:  # noqa: A002
+        """Applies a callback or an ack; whether another wake follows at once."""
+        self._ready().get(id)
+        paths = [path for path, _ in request.acks]
+        tails = await self._in_pool(lambda: self._tails(paths)) if paths else {}
+        outcome = await self._decide(
+            lambda machine: machine.acknowledge(id, kind, request, tails, now_ms())
+        )
+        return outcome.next_wake
+
+    async def release(self, id: str, request: WakeRequest) -> None:  # noqa: A002
+        await self._decide(lambda machine: machine.release(id, request, now_ms()))
+
+    def open_token(self, token: str) -> tuple[str, int]:
+        return self.keys.open_token(token, now_ms())
+
+    # Decisions and what follows from them.
+
+    def _ready(self) -> Machine:
+        if not self._available:
+            raise unavailable()
+        return self._machine
+
+    async def _decide(self, command: Callable[[Machine], Outcome]) -> Outcome:
+        """Runs a command; returns, or refuses, only once all it rests on is synced."""
+        try:
+            outcome = command(self._ready())
+        except Refused:
+            await self._synced()
+            raise
+        self._writer.put(outcome.events)
+        await self._synced()
+        self._perform(outcome.effects)
+        return outcome
+
+    async def _synced(self) -> None:
+        try:
+            await self._writer.synced()
+        except WriteFailed as error:
+            raise unavailable() from error
+
+    async def _quietly(self, command: Callable[[Machine], Outcome]) -> None:
+        """A decision nobody waits for. If it cannot be kept, the reload takes the matter up again."""
+        with contextlib.suppress(Refused):
+            await self._decide(command)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(id=id, wake_id=wake_id):
+                    self._spawn(self._send(id, wake_id))
+                case Alarm(id=id, due_ms=due_ms):
+                    self._alarms.arm(id, due_ms)
+
+    async def _send(self, id: str, wake_id: str) -> None:  # noqa: A002
+        async with self._sender.slot(wake_id) as free:
+            machine = self._machine
+            subscription = machine.state.subscriptions.get(id)
+            wake = subscription.wake if subscription is not None else None
+            if not free or subscription is None or wake is None or wake.wake_id != wake_id:
+                return
+            if wake.phase != "sending":
+                return
+            try:
+                done = await self._sender.send(subscription, wake, machine.views(subscription))
+            except DeliveryFailed as error:
+                reason = str(error)
+                log.warning("subscription %s, wake %s: %s", id, wake_id, reason)
+                await self._quietly(lambda m: m.send_failed(id, wake_id, reason, now_ms()))
+            else:
+                await self._quietly(lambda m: m.sent(id, wake_id, done, now_ms()))
+
+    async def _tick(self, id: str) -> None:  # noqa: A002
+        await self._quietly(lambda machine: machine.tick(id, now_ms()))
+
+    # The engine's side.
+
+    async def _observe(self, changes: list[Change]) -> None:
+        if self._relayed is not None:
+            self._relayed += changes
+        if self._available:
+            await self._quietly(lambda machine: machine.observe(changes))
+        else:
+            self._feed.request_rescan()
+
+    def _scope(self) -> Scope:
+        state = self._machine.state
+        prefixes = {globs.literal_prefix(pattern) for pattern in state.globs.patterns()}
+        return Scope(globs.cover(prefixes), list(state.owners_of))
+
+    @contextlib.asynccontextmanager
+    async def _membership_change(self) -> AsyncIterator[None]:
+        """One change of patterns or links at a time. What the feed reports meanwhile is reported again
+        after it, since it may concern links that were not there yet."""
+        async with self._membership:
+            self._relayed = []
+            try:
+                yield
+            finally:
+                changes, self._relayed = self._relayed, None
+                if changes:
+                    await self._observe(changes)
+                await self._watch()
+
+    async def _watch(self, *more: str) -> None:
+        wanted = {*self._machine.watched(), *more}
+        if wanted != self._watched:
+            await self._in_pool(lambda: self._engine.watch(sorted(wanted)))
+            self._watched = wanted
+            self._feed.watching = bool(wanted)
+
+    async def _check_target(self, config: Config) -> None:
+        if config.webhook_url is not None:
+            try:
+                target = address.parse(config.webhook_url)
+                await delivery.checked_addresses(target)
+            except AddressRefused as error:
+                raise Refused(400, "WEBHOOK_URL_REJECTED", str(error)) from error
+            except (OSError, DeliveryFailed) as error:
+                # A name that does not resolve yet is no danger: every delivery checks again.
+                log.info("webhook %s does not resolve now: %s", config.webhook_url, error)
+        if config.wake_stream is not None:
+            path = config.wake_stream
+            found = await self._in_pool(lambda: self._engine.list(path, "", 1))
+            if not found or found[0]["path"] != path:
+                raise Refused(400, "INVALID_REQUEST", f"wake_stream {path!r} does not exist")
+            if found[0]["content_type"].partition(";")[0].strip().lower() != "application/json":
+                raise Refused(400, "INVALID_REQUEST", f"wake_stream {path!r} is not a JSON stream")
+
+    def _collect_tails(self, config: Config) -> dict[str, str]:
+        """Every existing stream that the configuration lists or may match, with its tail."""
+        found = {p: tail for p, tail in self._tails(config.streams).items() if tail is not None}
+        if config.pattern is None:
+            return found
+        prefix, matches = globs.literal_prefix(config.pattern), globs.matcher(config.pattern)
+        after = ""
+        while page := self._engine.list(prefix, after, 1000):
+            found.update((row["path"], row["tail"]) for row in page if matches(row["path"]))
+            after = page[-1]["path"]
+        return found
+
+    def _tails(self, paths: list[str] | tuple[str, ...]) -> dict[str, str | None]:
+        return {path: self._engine.tail(path) for path in paths}
+
+    # Threads and tasks.
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except EngineError as error:
+            log.warning("subscriptions: the engine refused: %s", error)
+            raise unavailable() from error
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        if self._stopping.is_set():
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("subscriptions: a task failed", exc_info=error)
+
+
+def _new_machine() -> Machine:
+    return Machine(
+        mint_wake_id=lambda: "w_" + secrets.token_hex(12),
+        draw_jitter=lambda: random.uniform(-1.0, 1.0),
+    )

@@ -1,0 +1,106 @@
+"""Sending a wake: a signed webhook request, or a record on the wake stream.
+
+Sits below `manager`. Invariants: at most `DELIVERIES_MAX` sends run at once, and never two for one wake; what
+is sent was read from synced state; a failure of any kind is a `DeliveryFailed`, which the caller turns into a retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from millstream._engine import EngineError
+from millstream.control.limits import DELIVERIES_MAX, DELIVERY_TIMEOUT_MS_MAX
+from millstream.control.subscriptions import address, delivery
+from millstream.control.subscriptions.address import AddressRefused
+from millstream.control.subscriptions.delivery import DeliveryFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from concurrent.futures import Executor
+
+    from millstream._engine import Engine
+    from millstream.control.subscriptions.keys import Keys
+    from millstream.control.subscriptions.model import StreamView, Subscription, Wake
+
+
+class Sender:
+    def __init__(
+        self, engine: Engine, pool: Executor, keys: Keys, now_ms: Callable[[], int]
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._keys = keys
+        self._now_ms = now_ms
+        self._slots = asyncio.Semaphore(DELIVERIES_MAX)
+        self._in_flight: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def slot(self, wake_id: str) -> AsyncIterator[bool]:
+        """A turn to send; False if this wake is already being sent."""
+        if wake_id in self._in_flight:
+            yield False
+            return
+        self._in_flight.add(wake_id)
+        try:
+            async with self._slots:
+                yield True
+        finally:
+            self._in_flight.discard(wake_id)
+
+    async def send(self, subscription: Subscription, wake: Wake, views: list[StreamView]) -> bool:
+        """Sends one wake; whether the receiver is done with it already."""
+        if subscription.config.type == "webhook":
+            return await self._post(subscription, wake, views)
+        await self._announce(subscription, wake)
+        return False
+
+    async def _post(self, subscription: Subscription, wake: Wake, views: list[StreamView]) -> bool:
+        now = self._now_ms()
+        callback = f"/v1/stream/__ds/subscriptions/{quote(subscription.id, safe='')}/callback"
+        payload = {
+            "subscription_id": subscription.id,
+            "wake_id": wake.wake_id,
+            "generation": wake.generation,
+            "streams": [view.to_json() for view in views],
+            "callback_url": subscription.base_url + callback,
+            "callback_token": self._keys.mint_token(subscription.uid, wake.generation, now),
+        }
+        body = json.dumps(payload, separators=(",", ":")).encode("utf-8")
+        headers = {
+            "Content-Type": "application/json",
+            "Webhook-Signature": self._keys.signature_header(body, now),
+        }
+        timeout_s = min(subscription.config.lease_ttl_ms, DELIVERY_TIMEOUT_MS_MAX) / 1000
+        try:
+            target = address.parse(subscription.config.webhook_url or "")
+        except AddressRefused as error:
+            raise DeliveryFailed(f"address refused: {error}") from error
+        tls = self._tls if target.secure else None
+        reply = await delivery.post(target, body, headers, timeout_s, tls=tls)
+        return reply.done
+
+    async def _announce(self, subscription: Subscription, wake: Wake) -> None:
+        path = subscription.config.wake_stream or ""
+        record = {
+            "type": "wake",
+            "subscription_id": subscription.id,
+            "stream": wake.trigger,
+            "generation": wake.generation,
+            "ts": self._now_ms(),
+        }
+        data = json.dumps(record, separators=(",", ":")).encode("utf-8")
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._pool, self._engine.append, path, data)
+        except EngineError as error:
+            raise DeliveryFailed(f"wake stream {path!r}: {error}") from error
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()

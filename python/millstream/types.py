@@ -1,0 +1,100 @@
+"""The values that the client hands out: records, batches, gaps and descriptions of streams.
+
+Where it sits: beside `errors`; used by `client/`, `cli/` and everything above. Plain data, no I/O.
+Invariant I-TYP-1: an offset is an opaque text; it is compared with others, never computed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Durability: TypeAlias = Literal["ephemeral", "memory", "disk", "fsync", "quorum", "object"]
+LiveMode: TypeAlias = Literal["auto", "sse", "long-poll"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A range that readers cannot get, with the server's reason."""
+
+    from_offset: str
+    to_offset: str
+    reason: str
+    certain: bool = True
+    """False: the server lost its memory of the range and cannot tell whether it held records."""
+
+
+GapPolicy: TypeAlias = Literal["raise", "record"] | Callable[[Gap], object]
+"""What to do at a gap: raise `GapError`, deliver a record whose `.gap` is set, or call back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a stream.
+
+    JSON streams: `value` is the decoded value and `data` its text as it was sent. Byte streams have
+    no record boundaries on the wire: a record is whatever bytes one answer carried, and `value` is
+    the same as `data`.
+    """
+
+    value: Any
+    data: bytes
+    offset: str
+    """Position after the batch that this record came in."""
+    final: bool = True
+    """True on the last record of its batch: from here `offset` is a safe place to resume."""
+    gap: Gap | None = None
+    """Set on the stand-in record that `gaps="record"` delivers; it carries no data."""
+
+    @property
+    def text(self) -> str:
+        """The data as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The records that came in one answer. `offset` is where to go on after them."""
+
+    records: tuple[Record, ...]
+    offset: str
+    up_to_date: bool
+    closed: bool
+    content_type: str
+    incarnation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What the server says about a stream. `None`: the server did not say."""
+
+    path: str
+    content_type: str
+    tail: str
+    closed: bool = False
+    durability: str | None = None
+    incarnation: str | None = None
+    ttl_seconds: int | None = None
+    expires_at: str | None = None
+    records: int | None = None
+    bytes: int | None = None
+    created_at_ms: int | None = None
+    forked_from: str | None = None
+
+    @property
+    def is_json(self) -> bool:
+        return is_json_type(self.content_type)
+
+
+def media_type(content_type: str) -> str:
+    """`Application/JSON; charset=utf-8` -> `application/json`."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def is_json_type(content_type: str) -> bool:
+    return media_type(content_type) == "application/json"
+
+
+def is_text_type(content_type: str) -> bool:
+    return media_type(content_type).startswith("text/")

@@ -1,0 +1,101 @@
+"""Fixtures and options for every test: real servers, unique stream names, long or short counts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.register_assert_rewrite("support", "clients.javascript_expected")
+
+from support.http import Api  # noqa: E402 - rewriting must be registered first
+from support.server import Server  # noqa: E402
+
+_serial = itertools.count()
+_running: list[Server] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run every test at its full count")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """True when the long counts are asked for (`--full` or MILLSTREAM_TEST_FULL=1)."""
+    asked = os.environ.get("MILLSTREAM_TEST_FULL", "") not in ("", "0")
+    return bool(request.config.getoption("--full")) or asked
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    if report.failed:
+        for server in _running:
+            report.sections.append((f"server log ({server.url})", server.log()[-20_000:]))
+    return report
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers with any settings; all of them end, and are checked, with the test."""
+    started: list[Server] = []
+
+    def start(*, data_dir: Path | None = None, **options: Any) -> Server:
+        server = Server(data_dir or tmp_path / f"data-{len(started)}", **options)
+        started.append(server)
+        _running.append(server)
+        return server
+
+    yield start
+    faults = []
+    for server in started:
+        try:
+            server.close()
+        except AssertionError as fault:
+            faults.append(fault)
+            server.kill()
+        finally:
+            _running.remove(server)
+    if faults:
+        raise faults[0]
+
+
+@pytest.fixture
+def server(start_server: Callable[..., Server]) -> Server:
+    """A server of the test's own, over an empty directory."""
+    return start_server(settings={"long_poll_timeout_ms": 2000})
+
+
+@pytest.fixture
+def api(server: Server) -> Api:
+    return Api(server)
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests that leave it as they found it; long polls end after 500 ms."""
+    server = Server(tmp_path_factory.mktemp("shared"), settings={"long_poll_timeout_ms": 500})
+    _running.append(server)
+    try:
+        yield server
+        server.close()
+    finally:
+        server.kill()
+        _running.remove(server)
+
+
+@pytest.fixture
+def shared(shared_server: Server) -> Api:
+    return Api(shared_server)
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest) -> str:
+    """A stream name that no other test uses."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
+    return f"t/{name}-{next(_serial)}"

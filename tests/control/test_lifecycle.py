@@ -1,0 +1,149 @@
+"""Starting and stopping the process: one line when ready, 0 within two seconds, clear refusals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from control.conftest import Subscriptions
+from control.receiver import ACCEPT, Answer, Receiver
+from support.http import request_bytes
+from support.server import Server, binary
+
+DEADLINE_S = 30.0
+
+
+def serve(*flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs `serve` where it must refuse to start."""
+    return subprocess.run(
+        [str(binary()), "serve", *flags], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+
+
+def test_the_line_that_says_ready_is_the_only_output(tmp_path: Path) -> None:
+    place = ["--host", "127.0.0.1", "--port", "0", "--data-dir", str(tmp_path / "data")]
+    process = subprocess.Popen(
+        [str(binary()), "serve", *place],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert re.fullmatch(
+                rf"listening on http://127\.0\.0\.1:\d+ data={tmp_path}/data durability=fsync\n",
+                line,
+            )
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE_S) == 0
+            assert process.stdout.read() == ""
+        finally:
+            process.kill()
+
+
+def test_a_port_in_use_is_one_line_with_a_hint(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = serve("--port", port, "--data-dir", str(tmp_path / "data"))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    error = result.stderr.strip().splitlines()[-1]
+    assert port in error
+    assert "--port" in error
+    assert "Traceback" not in result.stderr
+
+
+def test_a_directory_in_use_is_one_line_with_a_hint(server: Server) -> None:
+    result = serve("--port", "0", "--data-dir", str(server.data_dir))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "--data-dir" in result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+@pytest.fixture
+def stuck_receiver() -> Iterator[Receiver]:
+    """Takes a wake and does not answer while the test lasts."""
+    release = threading.Event()
+    arrived = threading.Event()
+
+    def hold(wake: object) -> Answer:
+        arrived.set()
+        release.wait(DEADLINE_S)
+        return ACCEPT
+
+    receiver = Receiver(hold)
+    receiver.arrived = arrived  # type: ignore[attr-defined]
+    yield receiver
+    release.set()
+    receiver.close()
+
+
+def test_clients_cannot_hold_up_a_stop(
+    subscriptions: Subscriptions, server: Server, stuck_receiver: Receiver
+) -> None:
+    subscriptions.hook("s", stuck_receiver)
+    subscriptions.create("events/a", b"[1]")
+    assert stuck_receiver.arrived.wait(10)  # type: ignore[attr-defined]
+    with ExitStack() as stack:
+        for sent in (
+            b"",
+            b"GET /v1/stream/events/a HTTP/1.1\r\nHost: x",
+            request_bytes("GET", "/v1/stream/events/a?offset=now&live=sse"),
+            request_bytes("GET", "/v1/stream/events/a?offset=now&live=long-poll"),
+            b"PUT /v1/stream/__ds/subscriptions/t HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{",
+        ):
+            connection = stack.enter_context(server.connect())
+            if sent:
+                connection.send(sent)
+        assert server.stop() < 2.0
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    """With a shutdown that hangs, as the process would be after the first signal."""
+    script = (
+        "import threading\n"
+        "from millstream.server.lifecycle import Signals\n"
+        "signals = Signals()\n"
+        "with signals.installed():\n"
+        "    print('ready', flush=True)\n"
+        "    signals.wait(None)\n"
+        "    print('stopping', flush=True)\n"
+        "    while True: threading.Event().wait(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "stopping\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 130
+        finally:
+            process.kill()
+
+
+def test_the_private_socket_is_gone_after_a_stop(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    place = tmp_path / "t"
+    place.mkdir()
+    server = start_server(environment={"TMPDIR": str(place)})
+    (directory,) = place.iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    server.stop()
+    assert list(place.iterdir()) == []

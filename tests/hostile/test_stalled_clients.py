@@ -1,0 +1,219 @@
+"""Weak spots of other servers around clients that stop. The number names the entry of the list."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from support.http import Api, Closed, Connection, Truncated, request_bytes
+from support.server import Server
+from support.sse import EventStream
+
+MIB = 1 << 20
+TEXT = {"Content-Type": "text/plain"}
+BYTES = {"Content-Type": "application/octet-stream"}
+STOP_BOUND_S = 2.0
+
+
+def stalled_reader(api: Api, target: str) -> Connection:
+    """Asks for much, takes nothing: a small receive buffer that is never emptied."""
+    connection = Connection.__new__(Connection)
+    connection.deadline_s = api.deadline_s
+    connection._buffer = bytearray()
+    connection._ended = False
+    connection.socket = socket.socket()
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.socket.settimeout(api.deadline_s)
+    connection.socket.connect(("127.0.0.1", api.server.port))
+    connection.send(request_bytes("GET", target))
+    return connection
+
+
+def fill(api: Api, path: str, mebibytes: int) -> None:
+    api.put(path, content_type="application/octet-stream")
+    with api.connect() as connection:
+        for _ in range(mebibytes):
+            answer = connection.request("POST", Api.target(path), BYTES, b"d" * MIB)
+            assert answer.status == 204
+
+
+def test_item_25_stalled_readers_hold_up_nobody(server: Server, api: Api, path: str) -> None:
+    fill(api, path, 8)
+    readers = [stalled_reader(api, Api.target(path, offset="-1")) for _ in range(600)]
+    began = time.monotonic()
+    other = f"{path}/other"
+    assert api.put(other, b"x").status == 201
+    assert api.post(other, b"y").status == 204
+    assert api.get(other).body == b"xy"
+    assert len(api.get(path).body) >= MIB
+    assert api.close_stream(other).status == 204
+    assert api.delete(other).status == 204
+    assert time.monotonic() - began < 5.0
+    assert server.rss_bytes() < 400 * MIB
+    assert server.stop() < STOP_BOUND_S
+    for reader in readers:
+        reader.close()
+
+
+def test_item_26_slow_heads_and_bodies_are_timed_out(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    server = start_server(settings={"header_timeout_ms": 600, "body_timeout_ms": 600})
+    api = Api(server)
+    api.put(path)
+    half_head = api.connect()
+    half_head.send(b"GET /-/health HTTP/1.1\r\nHost:")
+    half_body = api.connect()
+    whole = request_bytes("POST", Api.target(path), TEXT, b"0123456789")
+    half_body.send(whole[:-4])
+    half_chunk = api.connect()
+    half_chunk.send(request_bytes("POST", Api.target(path), TEXT, b"abc", chunked=True)[:-3])
+    for connection in (half_head, half_body, half_chunk):
+        began = time.monotonic()
+        answer = connection.read_response()
+        assert (answer.status, answer.code) == (408, "request_timeout")
+        assert connection.is_closed_by_server()
+        assert time.monotonic() - began < 5.0
+        connection.close()
+    assert api.get(path).body == b""
+
+
+def test_item_26_dripping_heads_do_not_extend_their_time(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server(settings={"header_timeout_ms": 600})
+    api = Api(server)
+    with api.connect() as drip:
+        began = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for letter in b"GET /-/health HTTP/1.1\r\nX-Long: " + b"y" * 200:
+                drip.send(bytes([letter]))
+                if server_has_spoken(drip):
+                    break
+                time.sleep(0.02)
+        assert drip.read_response().status == 408
+        assert time.monotonic() - began < 4.0
+
+
+def server_has_spoken(connection: Connection) -> bool:
+    connection.socket.setblocking(False)
+    try:
+        return bool(connection.socket.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+def test_item_26_idle_connections_make_room(start_server: Callable[..., Server]) -> None:
+    server = start_server(settings={"idle_timeout_ms": 500, "connections_max": 100})
+    api = Api(server)
+    silent = [api.connect() for _ in range(100)]
+    began = time.monotonic()
+    for connection in silent:
+        assert connection.is_closed_by_server()
+        connection.close()
+    assert time.monotonic() - began < 5.0
+    assert api.call("GET", "/-/health").status == 200
+
+
+def test_item_26_idle_after_a_request_is_closed_quietly(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server(settings={"idle_timeout_ms": 400})
+    with Api(server).connect() as connection:
+        assert connection.request("GET", "/-/health").status == 200
+        assert connection.is_closed_by_server()
+
+
+@pytest.mark.slow
+def test_item_27_sse_over_a_long_backlog_needs_little_memory(
+    server: Server, api: Api, path: str, full: bool
+) -> None:
+    mebibytes = 2048 if full else 200
+    api.deadline_s = 60.0
+    fill(api, path, mebibytes)
+    api.close_stream(path)
+    server.stop()
+    server.restart()
+    received = 0
+    with EventStream.open(api, path) as events:
+        for event in events:
+            if event.kind == "data":
+                received += len(event.decoded())
+            events.raw = b""
+    assert received == mebibytes * MIB
+    assert server.peak_rss_bytes() < 200 * MIB
+
+
+def test_item_27_a_live_reader_that_never_reads_is_closed(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    server = start_server(settings={"send_timeout_ms": 1000})
+    api = Api(server)
+    fill(api, path, 16)
+    stalled = stalled_reader(api, Api.target(path, offset="-1", live="sse"))
+    api.wait_for_metric("millstream_sse_subscribers", 1)
+    api.wait_for_metric("millstream_sse_subscribers", 0)
+    stalled.close()
+    slow_catch_up = stalled_reader(api, Api.target(path, offset="-1"))
+    api.wait_for_metric("millstream_connections", 2)
+    api.wait_for_metric("millstream_connections", 1)
+    # A body cut short must look cut short, never like a complete one.
+    with pytest.raises((Truncated, Closed)):
+        slow_catch_up.read_response()
+    slow_catch_up.close()
+
+
+def test_item_32_out_of_descriptors_is_survived_without_spinning(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    server = start_server(files_max=96)
+    api = Api(server)
+    api.put(path, b"x")
+    crowd = []
+    for _ in range(120):
+        connection = socket.socket()
+        connection.settimeout(5)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(request_bytes("GET", Api.target(path, offset="-1", live="sse")))
+        crowd.append(connection)
+    before, began = server.cpu_seconds(), time.monotonic()
+    time.sleep(1.5)
+    used = (server.cpu_seconds() - before) / (time.monotonic() - began)
+    assert used < 0.5, f"{used:.0%} of a core while nothing can be done"
+    for connection in crowd:
+        connection.close()
+    until = time.monotonic() + 10
+    while True:
+        try:
+            with EventStream.open(api, path) as events:
+                assert events.next().data == "x"
+            break
+        except (OSError, AssertionError, Closed):
+            assert time.monotonic() < until, "the server did not come back"
+            time.sleep(0.05)
+    assert api.post(path, b"y").status == 204
+
+
+def test_item_33_no_client_delays_the_shutdown(server: Server, api: Api, path: str) -> None:
+    tail = api.put(path).offset
+    fill(api, f"{path}/large", 8)
+    idle = api.connect()
+    assert idle.request("GET", "/-/health").status == 200
+    poll = api.connect()
+    poll.send(request_bytes("GET", Api.target(path, offset=tail, live="long-poll")))
+    half_head = api.connect()
+    half_head.send(b"POST /v1/stream/x HTTP/1.1\r\nHo")
+    half_body = api.connect()
+    half_body.send(request_bytes("POST", Api.target(path), TEXT, b"0123456789")[:-5])
+    stalled = stalled_reader(api, Api.target(f"{path}/large", offset="-1"))
+    with EventStream.open(api, path) as events:
+        events.control()
+        assert server.stop() < STOP_BOUND_S
+    for connection in (idle, poll, half_head, half_body, stalled):
+        connection.close()
+    server.restart()
+    assert api.get(path).body == b""

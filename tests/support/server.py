@@ -1,0 +1,244 @@
+"""A real `millstream serve` process for tests.
+
+Every test that speaks HTTP goes through this class; nothing here looks inside the server. Invariants:
+every wait has a deadline; no process outlives the test run (own session, killed with its parent); what
+the server printed is kept, bounded, and shown when a test fails; a server that panicked or died by
+itself fails the test that used it, whatever the test asserted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from support.http import Connection
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 5.0
+LOG_LINES_KEPT = 2000
+LISTENING = re.compile(r"listening on (?P<url>http://(?P<host>[\d.]+):(?P<port>\d+))\b")
+PR_SET_PDEATHSIG = 1
+
+Setting = str | int | bool
+
+
+def binary() -> Path:
+    """The command under test: the one in .venv, or another build named by the environment."""
+    named = os.environ.get("MILLSTREAM_TEST_BINARY")
+    return Path(named) if named else ROOT / ".venv" / "bin" / "millstream"
+
+
+class ServerError(AssertionError):
+    """The process did not do what a healthy server does; carries what it printed."""
+
+
+class Server:
+    """One server process on a free port, over one data directory.
+
+    `settings` are passed as MILLSTREAM_* variables, so every line of the settings table can be set.
+    With `working_dir` the server starts there and gets no `--data-dir`: it chooses its own.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        working_dir: Path | None = None,
+        settings: Mapping[str, Setting] | None = None,
+        flags: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        files_max: int | None = None,
+        deadline_s: float = START_DEADLINE_S,
+    ) -> None:
+        self.data_dir = data_dir
+        self.working_dir = working_dir
+        self.settings: dict[str, Setting] = dict(settings or {})
+        self.flags = flags
+        self.environment = dict(environment or {})
+        self.files_max = files_max
+        self.start_seconds = 0.0
+        self.url = ""
+        self.port = 0
+        self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
+        self._ended_on_purpose = False
+        self.process = self._spawn(deadline_s)
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def _command(self) -> list[str]:
+        place = ["--host", "127.0.0.1", "--port", "0"]
+        if self.working_dir is None:
+            place += ["--data-dir", str(self.data_dir)]
+        return [str(binary()), "serve", *place, *self.flags]
+
+    def _spawn(self, deadline_s: float) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MILLSTREAM_")}
+        for name, value in self.settings.items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            environment[f"MILLSTREAM_{name.upper()}"] = text
+        environment.update(self.environment)
+        began = time.monotonic()
+        process = subprocess.Popen(
+            self._command(),
+            env=environment,
+            cwd=self.working_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=self._before_exec,
+        )
+        self._ended_on_purpose = False
+        listening = threading.Event()
+        self._reader = threading.Thread(
+            target=self._read_output, args=(process, listening), daemon=True
+        )
+        self._reader.start()
+        while not listening.wait(0.05):
+            if process.poll() is not None:
+                self._reader.join(STOP_DEADLINE_S)
+                if listening.is_set():
+                    break
+                self._close_output(process)
+                raise ServerError(f"ended with {process.returncode} before ready\n{self.log()}")
+            if time.monotonic() - began > deadline_s:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(STOP_DEADLINE_S)
+                self._close_output(process)
+                raise ServerError(f"not listening after {deadline_s:.0f} s\n{self.log()}")
+        self.start_seconds = time.monotonic() - began
+        return process
+
+    def _before_exec(self) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self.files_max is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.files_max, self.files_max))
+
+    def _read_output(self, process: subprocess.Popen[str], listening: threading.Event) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._log.append(line.rstrip("\n"))
+            found = LISTENING.search(line)
+            if found and not listening.is_set():
+                self.url, self.port = found["url"], int(found["port"])
+                listening.set()
+
+    def _close_output(self, process: subprocess.Popen[str]) -> None:
+        self._reader.join(STOP_DEADLINE_S)
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> float:
+        """SIGTERM; the process must exit 0 within the deadline. Returns the seconds it took."""
+        self._ended_on_purpose = True
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerError(f"still running {deadline_s} s after SIGTERM\n{self.log()}") from None
+        took = time.monotonic() - began
+        self._close_output(self.process)
+        if code != 0:
+            raise ServerError(f"exit code {code} after SIGTERM\n{self.log()}")
+        return took
+
+    def kill(self) -> None:
+        """SIGKILL to the whole process group: the nearest thing to a crash."""
+        self._ended_on_purpose = True
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_DEADLINE_S)
+        self._close_output(self.process)
+
+    def restart(self, *, deadline_s: float = START_DEADLINE_S, **settings: Setting) -> Server:
+        """Start again over the same directory (stopping first if it still runs)."""
+        if self.process.poll() is None:
+            self.stop()
+        self.settings.update(settings)
+        self.process = self._spawn(deadline_s)
+        return self
+
+    def crash_and_restart(self, **settings: Setting) -> Server:
+        self.kill()
+        return self.restart(**settings)
+
+    def close(self) -> None:
+        """End of the test: whatever happened, nothing may be left, and nothing may have broken."""
+        died = self.process.poll() is not None and not self._ended_on_purpose
+        code = self.process.returncode
+        if self.process.poll() is None:
+            self.stop()
+        elif not self._ended_on_purpose:
+            self._close_output(self.process)
+        if died:
+            raise ServerError(f"the server ended by itself with {code}\n{self.log()}")
+        self.check_log()
+
+    def check_log(self) -> None:
+        """A panic that was caught is still a defect."""
+        if any("panicked at" in line or "Traceback (most recent" in line for line in self._log):
+            raise ServerError(f"the server reported an internal fault\n{self.log()}")
+
+    # --- looking at it ------------------------------------------------------------------------
+
+    def log(self) -> str:
+        return "\n".join(list(self._log)[-200:])
+
+    def connect(self, deadline_s: float = 10.0) -> Connection:
+        return Connection("127.0.0.1", self.port, deadline_s=deadline_s)
+
+    def processes(self) -> list[int]:
+        """Every process of the server's session, the server itself first."""
+        group = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[2]) == self.process.pid:
+                group.append(int(entry.name))
+        return sorted(group, key=lambda pid: pid != self.process.pid)
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the whole process group."""
+        return sum(self._status_kib(pid, "VmRSS") for pid in self.processes()) * 1024
+
+    def peak_rss_bytes(self) -> int:
+        return sum(self._status_kib(pid, "VmHWM") for pid in self.processes()) * 1024
+
+    @staticmethod
+    def _status_kib(pid: int, field: str) -> int:
+        try:
+            text = Path(f"/proc/{pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return 0
+        found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if sys.platform != "linux":
+    raise ImportError("the tests read /proc and need Linux")

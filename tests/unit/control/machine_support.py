@@ -1,0 +1,65 @@
+"""Short forms for tests of the subscription machine."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from millstream.control.subscriptions.events import decode, encode
+from millstream.control.subscriptions.machine import Machine, Outcome, WakeRequest
+from millstream.control.subscriptions.model import Config
+from millstream.control.subscriptions.state import State
+
+BASE = "http://127.0.0.1:4437"
+
+
+def at(position: int, epoch: int = 7) -> str:
+    return f"{epoch:016d}_{position:016d}"
+
+
+def new_machine(jitter: float = 0.0) -> Machine:
+    numbers = itertools.count(1)
+    return Machine(lambda: f"w_{next(numbers)}", lambda: jitter)
+
+
+def config(kind: str = "webhook", **changes: Any) -> Config:
+    values: dict[str, Any] = {
+        "type": kind,
+        "pattern": "events/*",
+        "streams": (),
+        "webhook_url": "http://127.0.0.1:9/hook" if kind == "webhook" else None,
+        "wake_stream": "wake/pool" if kind == "pull-wake" else None,
+        "lease_ttl_ms": 1000,
+        "description": None,
+    }
+    return Config(**{**values, **changes})
+
+
+def create(machine: Machine, name: str = "s", kind: str = "webhook", **changes: Any) -> Outcome:
+    tails = changes.pop("tails", {})
+    return machine.create(name, f"uid-{name}", config(kind, **changes), BASE, tails, 0)
+
+
+def request(machine: Machine, name: str = "s", **changes: Any) -> WakeRequest:
+    """A request that fits the wake in flight, but for the changes."""
+    subscription = machine.get(name)
+    wake = subscription.wake
+    values: dict[str, Any] = {
+        "token_uid": subscription.uid,
+        "token_generation": subscription.generation,
+        "wake_id": wake.wake_id if wake else "w_none",
+        "generation": subscription.generation,
+    }
+    return WakeRequest(**{**values, **changes})
+
+
+def picture(state: State) -> list[dict[str, object]]:
+    """Everything durable about a state, comparable."""
+    return [encode(event) for event in state.dump()]
+
+
+def replayed(events: list[dict[str, object]]) -> State:
+    state = State()
+    for row in events:
+        state.apply(decode(row))
+    return state
