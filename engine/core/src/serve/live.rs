@@ -102,7 +102,7 @@ impl Reactor {
     fn answer_poll(&mut self, conn: &mut Conn, poll: &LongPoll) -> Result<Flow, Refusal> {
         let window = self.window(&poll.stream, poll.position, self.engine.config.read_window_bytes)?;
         let cursor = self.cursor_for(poll.cursor);
-        let reply = Reply { date: &self.date, cors: poll.cors, keep_alive: conn.keep_alive, head_only: false };
+        let reply = Reply { date: &self.date, cors: poll.cors, keep_alive: conn.keep_alive, head_only: false, control: false };
         if window.end > window.start || poll.gap.is_some() {
             let cache: &[u8] = if poll.gap.is_some() { b"no-store" } else { b"no-cache" };
             return self.send_window_as(conn, &reply, &poll.stream, &window, poll.gap, |out| {
@@ -149,9 +149,10 @@ impl Reactor {
             None => self.answer_poll(conn, &poll).map(|_| ()),
         };
         if let Err(refusal) = result {
-            let reply = Reply { date: &self.date, cors: true, keep_alive: conn.keep_alive, head_only: false };
+            let reply = Reply { date: &self.date, cors: true, keep_alive: conn.keep_alive, head_only: false, control: false };
             respond::problem(&mut conn.output, &refusal, &reply);
         }
+        self.after_answer(conn);
     }
 
     pub fn begin_sse(&mut self, conn: &mut Conn, head: &Head<'_>, stream: Arc<Stream>, plan: ReadPlan, cursor: Option<u64>) -> Result<Flow, Refusal> {
@@ -292,10 +293,7 @@ impl Reactor {
         if sse.chunked {
             conn.output.extend_from_slice(b"0\r\n\r\n");
         }
-        if !conn.keep_alive {
-            conn.phase = Phase::Closing;
-        }
-        conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
+        self.after_answer(conn);
     }
 
     /// The clock has come to this subscriber: say something, or let it reconnect after its time.

@@ -152,12 +152,7 @@ impl Reactor {
 
     fn body_is_sent(&mut self, conn: &mut Conn) -> Sent {
         conn.phase = Phase::Request;
-        conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
-        if !conn.keep_alive {
-            self.begin_close(conn);
-        } else if !conn.input.is_empty() {
-            self.work_on_input(conn);
-        }
+        self.after_answer(conn);
         Sent::All
     }
 

@@ -15,7 +15,8 @@ use crate::serve::respond::{self, Reply};
 use crate::serve::sys;
 use crate::shard::engine::Undone;
 
-const DROPPED: [&str; 12] = [
+const DROPPED: [&str; 13] = [
+    "cross-origin-resource-policy",
     "connection",
     "keep-alive",
     "proxy-connection",
@@ -159,7 +160,7 @@ impl Reactor {
 
     fn deliver(&mut self, upstream: Upstream) {
         let Some(mut conn) = self.take(upstream.conn) else { return };
-        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only };
+        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only, control: !upstream.cors };
         let start = conn.output.len();
         if render_response(&mut conn.output, &upstream.response, &reply).is_none() {
             conn.output.truncate(start);
@@ -171,19 +172,14 @@ impl Reactor {
 
     fn deliver_refusal(&mut self, upstream: &Upstream, refusal: Refusal) {
         let Some(mut conn) = self.take(upstream.conn) else { return };
-        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only };
+        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only, control: !upstream.cors };
         respond::problem(&mut conn.output, &refusal, &reply);
         self.proxied_is_done(conn);
     }
 
     fn proxied_is_done(&mut self, mut conn: Box<Conn>) {
         conn.phase = Phase::Request;
-        conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
-        if conn.keep_alive {
-            self.work_on_input(&mut conn);
-        } else {
-            self.begin_close(&mut conn);
-        }
+        self.after_answer(&mut conn);
         self.put_back(conn);
     }
 

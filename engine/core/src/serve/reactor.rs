@@ -248,7 +248,7 @@ impl Reactor {
             if let Some(mut conn) = self.take(token) {
                 if conn.drop_gated() {
                     conn.keep_alive = false;
-                    let reply = Reply { date: &self.date, cors: true, keep_alive: false, head_only: false };
+                    let reply = Reply { date: &self.date, cors: true, keep_alive: false, head_only: false, control: false };
                     respond::problem(&mut conn.output, &ErrorCode::OutcomeUnknown.into(), &reply);
                     self.begin_close(&mut conn);
                 }
@@ -282,7 +282,7 @@ impl Reactor {
             metrics.connections_refused.add(1);
             let code = if self.stopping { ErrorCode::ShuttingDown } else { ErrorCode::TooManyConnections };
             let mut out = Vec::new();
-            let reply = Reply { date: &self.date, cors: true, keep_alive: false, head_only: false };
+            let reply = Reply { date: &self.date, cors: true, keep_alive: false, head_only: false, control: false };
             respond::problem(&mut out, &code.into(), &reply);
             // A fresh socket takes this much; if not, closing says the same.
             if sys::send(socket.as_raw_fd(), &out, false).is_ok() {
@@ -721,9 +721,10 @@ impl Reactor {
         Reply {
             date: &self.date,
             // Cached answers must serve pages too, so reads always carry the headers.
-            cors: head.method == Method::Get || head.get(Known::Origin).is_some(),
+            cors: head.path.starts_with(b"/v1/") && (head.method == Method::Get || head.get(Known::Origin).is_some()),
             keep_alive: conn.keep_alive,
             head_only: head.method == Method::Head,
+            control: !head.path.starts_with(b"/v1/"),
         }
     }
 
@@ -749,7 +750,7 @@ impl Reactor {
             Undone::Refused { refusal, gate } => {
                 self.engine.metrics.refusals.add(1);
                 let start = conn.output.len();
-                let reply = Reply { cors: true, ..self.reply_for(conn, head) };
+                let reply = Reply { cors: head.path.starts_with(b"/v1/"), ..self.reply_for(conn, head) };
                 respond::problem(&mut conn.output, &refusal, &reply);
                 self.hold(conn, start, gate);
                 Flow::Done
@@ -775,9 +776,22 @@ impl Reactor {
         self.engine.metrics.refusals.add(1);
         conn.keep_alive = false;
         let head_only = head.is_some_and(|head| head.method == Method::Head);
-        let reply = Reply { date: &self.date, cors: true, keep_alive: false, head_only };
+        let reply = Reply { date: &self.date, cors: true, keep_alive: false, head_only, control: false };
         respond::problem(&mut conn.output, &refusal, &reply);
         self.begin_close(conn);
+    }
+
+    /// An answer that took its time is complete: on to the next request, or to the end.
+    pub fn after_answer(&mut self, conn: &mut Conn) {
+        if !matches!(conn.phase, Phase::Request) {
+            return;
+        }
+        conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
+        if !conn.keep_alive {
+            self.begin_close(conn);
+        } else if !conn.input.is_empty() {
+            self.work_on_input(conn);
+        }
     }
 
     /// Sends what is left, then lets the peer finish reading before the socket goes.

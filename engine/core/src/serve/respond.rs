@@ -12,6 +12,8 @@ pub struct Reply<'a> {
     pub keep_alive: bool,
     /// Answer to HEAD: headers as for GET, no body.
     pub head_only: bool,
+    /// The control plane's: not for other origins.
+    pub control: bool,
 }
 
 pub const EXPOSED: &str = "Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, \
@@ -59,7 +61,9 @@ pub fn begin(out: &mut Vec<u8>, status: u16, reply: &Reply<'_>) {
     out.extend_from_slice(reason(status).as_bytes());
     out.extend_from_slice(b"\r\nDate: ");
     out.extend_from_slice(reply.date.as_bytes());
-    out.extend_from_slice(b"\r\nX-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n");
+    out.extend_from_slice(b"\r\nX-Content-Type-Options: nosniff\r\n");
+    let policy: &[u8] = if reply.control { b"same-origin" } else { b"cross-origin" };
+    header(out, "Cross-Origin-Resource-Policy", policy);
     if reply.cors {
         out.extend_from_slice(b"Access-Control-Allow-Origin: *\r\nAccess-Control-Expose-Headers: ");
         out.extend_from_slice(EXPOSED.as_bytes());

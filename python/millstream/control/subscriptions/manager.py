@@ -123,6 +123,7 @@ class SubscriptionManager:
             except (EngineError, JournalDamaged, ValueError) as again:
                 error = again
                 continue
+            self._feed.request_rescan()
             return
 
     # Configuration.
