@@ -20,7 +20,7 @@ class StreamEntry(TypedDict):
     bytes: int
     created_at: int
     ttl_seconds: int | None
-    expires_at: str | int | None
+    expires_at: int | None
     forked_from: str | None
 
 Entries: TypeAlias = list[StreamEntry]

@@ -145,6 +145,21 @@ def test_an_older_session_of_a_producer_is_fenced_off(client: millstream.Client,
     assert [record.value for record in stream.read()] == ["old 1", "new 1"]
 
 
+def test_a_producer_closes_its_stream_after_its_records(
+    client: millstream.Client, path: str
+) -> None:
+    stream = client.create(path, content_type=JSON)
+    with stream.producer() as producer:
+        producer.append_many(range(500))
+        final = producer.close_stream("bye")
+    assert [record.value for record in stream.follow()] == [*range(500), "bye"]
+    assert stream.info().tail == final
+    other = client.create(f"{path}/2")
+    with other.producer() as producer:
+        producer.close_stream()
+    assert other.info().closed
+
+
 def test_a_replay_with_its_own_epoch_is_dropped(client: millstream.Client, path: str) -> None:
     stream = client.create(path, content_type=JSON)
     for _ in range(2):
@@ -231,7 +246,7 @@ def test_the_async_client_does_the_same(shared_server: Server, path: str) -> Non
             await stream.append("first")
             async with stream.producer("p") as producer:
                 await producer.append_many(range(3000))
-            await stream.append("last", close=True)
+                await producer.close_stream("last")
             expected = ["first", *range(3000), "last"]
             assert await asyncio.wait_for(task, 30) == expected
             assert [record.value async for record in stream.read()] == expected

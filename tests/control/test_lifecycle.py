@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ import pytest
 
 from control.conftest import Subscriptions
 from control.receiver import ACCEPT, Answer, Receiver
-from support.http import request_bytes
+from support.http import Api, request_bytes
 from support.server import Server, binary
 
 DEADLINE_S = 30.0
@@ -137,13 +138,39 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
             process.kill()
 
 
-def test_the_private_socket_is_gone_after_a_stop(
-    start_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    place = tmp_path / "t"
-    place.mkdir()
-    server = start_server(environment={"TMPDIR": str(place)})
-    (directory,) = place.iterdir()
-    assert directory.stat().st_mode & 0o777 == 0o700
-    server.stop()
-    assert list(place.iterdir()) == []
+def test_the_private_socket_is_gone_after_a_stop(start_server: Callable[..., Server]) -> None:
+    with tempfile.TemporaryDirectory() as short:  # a long one would not be used
+        server = start_server(environment={"TMPDIR": short})
+        (directory,) = Path(short).iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        server.kill()
+        server.restart()
+        assert list(Path(short).iterdir()) == [directory]
+        server.stop()
+        assert list(Path(short).iterdir()) == []
+
+
+def test_a_class_that_is_not_offered_is_refused_in_one_line(tmp_path: Path) -> None:
+    result = serve("--port", "0", "--durability", "quorum", "--data-dir", str(tmp_path / "data"))
+    assert result.returncode in (1, 2)
+    assert result.stdout == ""
+    assert "quorum" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_damaged_log_is_named_with_a_hint(server: Server) -> None:
+    """Bytes that were synced once and do not fit any more must not be served around."""
+    api = Api(server)
+    api.put("a")
+    for number in range(20):
+        assert api.post("a", b"marker-%04d" % number).status in (200, 204)
+    server.kill()
+    files = (file for file in server.data_dir.rglob("*") if file.is_file())
+    (log,) = [file for file in files if b"marker-0000" in file.read_bytes()]
+    with log.open("r+b") as file:
+        file.seek(log.read_bytes().index(b"marker-0000"))
+        file.write(b"MARKER")
+    result = serve("--port", "0", "--data-dir", str(server.data_dir))
+    assert result.returncode == 1
+    assert "millstream verify" in result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.stderr

@@ -66,7 +66,7 @@ async function producers(base) {
   for (let n = 0; n < 500; n++) first.append(JSON.stringify({ n }));
   await first.flush();
   // A second producer of the same name takes over with a higher epoch; nothing is lost or doubled.
-  const second = new IdempotentProducer(handle, "worker", options);
+  const second = new IdempotentProducer(handle, "worker", { ...options, epoch: 1 });
   for (let n = 500; n < 1000; n++) second.append(JSON.stringify({ n }));
   await second.flush();
   await second.close();

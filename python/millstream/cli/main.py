@@ -139,7 +139,8 @@ def _run(arguments: list[str], app: App) -> int:
         complain(_sentence(error.format_message()), _usage_hint(error), "usage", as_json=app.json)
         return exit_code(error)
     except MillstreamError as error:
-        complain(error.message, error.hint, error.code, as_json=app.json)
+        hint = None if error.hint is None else _sentence(error.hint)
+        complain(_sentence(error.message), hint, error.code, as_json=app.json)
         return exit_code(error)
     except BrokenPipeError:
         raise
@@ -156,6 +157,7 @@ def _usage_hint(error: click.ClickException) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    """House style: lower case, no full stop."""
+    """House style: begins in lower case, ends without a full stop. Names stay as they are."""
     text = text.strip().removesuffix(".")
-    return text[:1].lower() + text[1:]
+    first = text.partition(" ")[0]
+    return text[:1].lower() + text[1:] if first.isalpha() and first[1:].islower() else text

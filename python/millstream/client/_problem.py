@@ -63,8 +63,9 @@ def error_from_response(request: Request, response: Response, path: str) -> Mill
     kind = errors.CODES.get(code, ServerError)
     title = _text(problem.get("title"))
     detail = _text(problem.get("detail"))
-    hint = _text(problem.get("hint")) or _HINTS.get(code)
-    message = detail or title or _plain_message(code, response, path)
+    # Our own hint speaks the caller's language; the server's speaks HTTP.
+    hint = _HINTS.get(code) or _text(problem.get("hint"))
+    message = _message(code, title, detail, response, path)
     if not issubclass(kind, ServerError):
         return kind(message, hint=hint, code=code)
     error = kind(
@@ -137,9 +138,22 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _plain_message(code: str, response: Response, path: str) -> str:
+def _message(
+    code: str, title: str | None, detail: str | None, response: Response, path: str
+) -> str:
+    """The server's detail; else a sentence that names the stream; else whatever there is."""
+    if detail and detail != title:
+        return detail
+    sentence = _sentence(code, path)
+    if sentence or title:
+        return sentence or title or ""
+    text = response.body[:200].decode("utf-8", "replace").strip()
+    return f"the server answered {response.status}" + (f": {text}" if text else "")
+
+
+def _sentence(code: str, path: str) -> str | None:
     subject = f"stream `{path}`" if path else "the server"
-    sentence = {
+    return {
         "stream_not_found": f"{subject} does not exist",
         "stream_gone": f"{subject} was deleted, or no longer keeps this offset",
         "stream_closed": f"{subject} is closed",
@@ -151,7 +165,3 @@ def _plain_message(code: str, response: Response, path: str) -> str:
         "precondition_failed": f"the tail of {subject} has moved",
         "payload_too_large": "the request is larger than the server allows",
     }.get(code)
-    if sentence is not None:
-        return sentence
-    text = response.body[:200].decode("utf-8", "replace").strip()
-    return f"the server answered {response.status}" + (f": {text}" if text else "")

@@ -3,7 +3,7 @@
 Where it sits: `_producer_sync.py` and `_producer_async.py` own a connection and a worker; they ask
 `take` what to send and report each response or break to this core.
 
-    append ─> open batch ─seal─> queue ─take─> in flight (pipelined) ─200/204─> acknowledged
+    append ─> open batch ─seal─> queue ─take─> in flight (pipelined) ─200─> acknowledged
                                    ^                 │
                                    └── broke, 503, gap behind a failed one ──┘
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 EPOCH_CLAIMS_MAX: Final = 3
 GAP_ANSWERS_MAX: Final = 3
+IN_FLIGHT_BATCHES: Final = 16
+IN_FLIGHT_APPENDS: Final = 256
 INTEGER_MAX: Final = 2**53 - 1
 
 
@@ -46,18 +48,28 @@ class ProducerOptions:
 
     A batch is sent when it is full, when it is `linger_seconds` old, or on `flush()`. Byte streams
     are not batched, because that would melt records together; their appends are pipelined.
+    `in_flight_max` is how many requests may be unanswered: by default 16 batches, or 256 appends to
+    a byte stream; `in_flight_bytes_max` bounds what they carry together.
     """
 
     batch_records_max: int = 1000
     batch_bytes_max: int = 1024 * 1024
     linger_seconds: float = 0.005
-    in_flight_max: int = 16
+    in_flight_max: int | None = None
+    in_flight_bytes_max: int = 4 * 1024 * 1024
     buffered_bytes_max: int = 16 * 1024 * 1024
     delivery_seconds_max: float = 120.0
 
     def __post_init__(self) -> None:
-        if min(self.batch_records_max, self.batch_bytes_max, self.in_flight_max) < 1:
-            raise errors.InvalidArgument("producer limits must be at least 1")
+        for name in ("batch_records_max", "batch_bytes_max", "in_flight_max", "buffered_bytes_max"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise errors.InvalidArgument(f"producer option `{name}` must be at least 1")
+
+    def window(self, *, as_json: bool) -> int:
+        if self.in_flight_max is not None:
+            return self.in_flight_max
+        return IN_FLIGHT_BATCHES if as_json else IN_FLIGHT_APPENDS
 
 
 @dataclass(slots=True)
@@ -66,6 +78,8 @@ class SealedBatch:
     body: bytes
     records: int
     sealed_at: float
+    close: bool = False
+    """True: this batch also closes the stream."""
     attempts: int = 0
     early_answers: int = 0
     lost: bool = False
@@ -94,6 +108,8 @@ class ProducerCore:
     _next_sequence: int = 0
     _queue: deque[SealedBatch] = field(default_factory=deque)
     _flight: deque[SealedBatch] = field(default_factory=deque)
+    _flight_bytes: int = 0
+    _ended: bool = False
     _established: bool = False
     _claims: int = 0
     _failures: int = 0
@@ -143,6 +159,8 @@ class ProducerCore:
             raise errors.ProducerClosed(
                 f"the producer has failed: {self.error}", hint=self.error.hint
             ) from self.error
+        if self._ended:
+            raise errors.ProducerClosed("the producer has closed the stream")
 
     @property
     def full(self) -> bool:
@@ -166,6 +184,15 @@ class ProducerCore:
             self._open_bytes = 0
             self._seal_body(wire.join_json(records), len(records), now)
 
+    def end(self, record: bytes | None, now: float) -> None:
+        """Close the stream in sequence, with a last record or without; it may be repeated."""
+        self.check()
+        self.seal(now)
+        body = b"" if record is None else wire.join_json([record]) if self._as_json else record
+        self._seal_body(body, 0 if record is None else 1, now)
+        self._queue[-1].close = True
+        self._ended = True
+
     def _seal_body(self, body: bytes, records: int, now: float) -> None:
         if self._next_sequence > INTEGER_MAX:
             raise errors.InvalidArgument("the producer has used up its sequence numbers")
@@ -187,16 +214,20 @@ class ProducerCore:
             self.seal(now)
         if not self._queue or now < self._not_before:
             return None
-        window = self.options.in_flight_max if self._established else 1
-        if len(self._flight) >= window:
+        window = self.options.window(as_json=self._as_json) if self._established else 1
+        full = self._flight_bytes >= self.options.in_flight_bytes_max
+        if self._flight and (len(self._flight) >= window or full):
             return None
         batch = self._queue.popleft()
         batch.attempts += 1
         self._flight.append(batch)
+        self._flight_bytes += len(batch.body)
         return self._request(batch)
 
     def _request(self, batch: SealedBatch) -> Request:
-        options = wire.AppendOptions(producer=(self.producer_id, self.epoch, batch.sequence))
+        options = wire.AppendOptions(
+            producer=(self.producer_id, self.epoch, batch.sequence), close=batch.close
+        )
         return wire.append_request(self.endpoint, self.path, self.content_type, batch.body, options)
 
     def wake_at(self) -> float | None:
@@ -215,6 +246,7 @@ class ProducerCore:
     def on_response(self, response: Response, now: float) -> None:
         """The answer to the oldest request in flight."""
         batch = self._flight.popleft()
+        self._flight_bytes -= len(batch.body)
         if self.error is not None:
             return
         if response.status in (200, 201, 204):
@@ -268,7 +300,7 @@ class ProducerCore:
 
     def on_break(self, failure: TransportFailure, now: float, where: str) -> None:
         """The connection is gone: everything in flight must be sent again."""
-        flight, self._flight = list(self._flight), deque()
+        flight, self._flight, self._flight_bytes = list(self._flight), deque(), 0
         for batch in flight:
             batch.lost = batch.lost or failure.sent
         self._requeue(flight)

@@ -81,8 +81,7 @@ class AsyncProducer:
 
     async def append(self, value: Any) -> None:
         """Take one record; it is sent soon, together with others. Raises what failed earlier."""
-        if not self._core.content_type:
-            self._core.set_content_type(await self._content_type())
+        await self._prepare()
         record = self._core.encode(value)
         self._check_open()
         while self._core.full:
@@ -92,9 +91,7 @@ class AsyncProducer:
                 await self._progress.wait()
             self._check_open()
         news = self._core.add(record, time.monotonic())
-        if self._task is None:
-            name = f"millstream-producer-{self._core.producer_id}"
-            self._task = asyncio.create_task(self._work(), name=name)
+        self._start()
         if news:
             self._wake.set()
 
@@ -118,6 +115,28 @@ class AsyncProducer:
         if self._core.error is not None:
             raise self._core.error
         return self._core.acknowledged_offset
+
+    async def close_stream(self, value: Any = None) -> str | None:
+        """Close the stream after everything that was appended, with `value` as its last record.
+
+        Unlike `AsyncStream.close` it cannot overtake this producer's records, and a last record and
+        the closing are one step. Returns the final offset.
+        """
+        await self._prepare()
+        record = None if value is None else self._core.encode(value)
+        self._check_open()
+        self._core.end(record, time.monotonic())
+        self._start()
+        return await self.flush()
+
+    async def _prepare(self) -> None:
+        if not self._core.content_type:
+            self._core.set_content_type(await self._content_type())
+
+    def _start(self) -> None:
+        if self._task is None:
+            name = f"millstream-producer-{self._core.producer_id}"
+            self._task = asyncio.create_task(self._work(), name=name)
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Flush, then end the worker. Raises if something could not be delivered."""

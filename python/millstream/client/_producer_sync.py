@@ -118,6 +118,20 @@ class Producer:
                 raise self._core.error
             return self._core.acknowledged_offset
 
+    def close_stream(self, value: Any = None) -> str | None:
+        """Close the stream after everything that was appended, with `value` as its last record.
+
+        Unlike `Stream.close` it cannot overtake this producer's records, and a last record and the
+        closing are one step. Returns the final offset.
+        """
+        record = None if value is None else self._core.encode(value)
+        with self._condition:
+            self._check_open()
+            self._core.end(record, time.monotonic())
+            if self._thread is None:
+                self._start()
+        return self.flush()
+
     def close(self, timeout_seconds: float | None = None) -> None:
         """Flush, then end the worker. Raises if something could not be delivered."""
         try:

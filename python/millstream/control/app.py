@@ -130,10 +130,7 @@ class Guard:
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.setdefault("Cache-Control", "no-store")
-                if protocol:
-                    headers["Access-Control-Allow-Origin"] = "*"
-                    headers["Cross-Origin-Resource-Policy"] = "cross-origin"
-                else:
+                if not protocol:  # CORS for the stream root is the listener's business
                     headers["Cross-Origin-Resource-Policy"] = "same-origin"
                     headers["Content-Security-Policy"] = (
                         "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"

@@ -28,6 +28,9 @@ LEASE_TTL_MS_DEFAULT: Final = 30_000
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 600_000
 
+# A view of a subscription lists at most this many streams: it has to fit into one answer.
+VIEW_STREAMS_MAX: Final = 20_000
+
 # A wake lists at most this many streams; what is left over stays pending and makes the next wake.
 WAKE_STREAMS_MAX: Final = 1000
 
@@ -50,8 +53,8 @@ JOURNAL_REWRITE_FACTOR: Final = 4
 JOURNAL_BATCH_MAX: Final = 512
 
 # The change feed: how long one take waits, and the shortest time between two takes that found something
-# (a hot stream then costs at most 500 rounds per second, however many appends it gets).
+# (a hot stream then costs at most 200 rounds per second, however many appends it gets).
 FEED_TAKE_MS: Final = 50
 FEED_IDLE_TAKE_MS: Final = 500
-FEED_PACE_S: Final = 0.002
+FEED_PACE_S: Final = 0.005
 FEED_BATCH_MAX: Final = 2000

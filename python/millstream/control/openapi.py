@@ -52,7 +52,7 @@ _STREAM = _object(
     bytes=_INTEGER,
     created_at={**_INTEGER, "description": "milliseconds since 1970"},
     ttl_seconds=_or_null(_INTEGER),
-    expires_at={"type": ["string", "integer", "null"]},
+    expires_at={**_or_null(_INTEGER), "description": "milliseconds since 1970"},
     forked_from=_or_null(_TEXT),
 )
 _LINK = _object(path=_TEXT, link_type={"enum": ["explicit", "glob"]}, acked_offset=_TEXT)
@@ -82,6 +82,10 @@ _SUBSCRIPTION = _object(
         "status": {"enum": ["active", "failed"]},
         "next_attempt_at": _TEXT,
         "last_error": _TEXT,
+        "streams_total": {
+            **_INTEGER,
+            "description": f"how many there are, if more than the {limits.VIEW_STREAMS_MAX} listed",
+        },
     }
 )
 _WAKE = _object(

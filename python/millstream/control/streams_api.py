@@ -71,7 +71,7 @@ class StreamRoutes:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except EngineError as error:
-            raise ApiError(503, "control_unavailable", str(error), "try again shortly") from error
+            raise ApiError(503, "control_unavailable", error.detail, "try again shortly") from error
 
 
 def is_reserved(path: str) -> bool:

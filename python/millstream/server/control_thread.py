@@ -71,6 +71,10 @@ class ControlThread:
         self._server.should_exit = True
         self._ended.wait(timeout_s)
 
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
     def when_ended(self, call: Callable[[], None]) -> None:
         """Has `call` made when the thread ends, or now if it has."""
         self._on_end.append(call)

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from millstream._engine import Engine, EngineError
 from millstream.server.control_thread import ControlFailed, ControlThread
+from millstream.server.private_socket import private_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,13 +35,18 @@ DRAIN_MS: Final = 1_300
 CONTROL_STOP_S: Final = 0.5
 EXIT_DEADLINE_S: Final = 1.95
 EXIT_SECOND_SIGNAL: Final = 130
-UNIX_PATH_BYTES_MAX: Final = 107
 
+_REPAIR: Final = (
+    "`millstream verify` names the damage, `millstream verify --repair` keeps what is valid"
+)
 _HINTS: Final = {
-    "address_in_use": "another program listens there; choose another --port, or --port 0 for a free one",
-    "directory_locked": "another server uses this directory; stop it, or choose another --data-dir",
-    "locked": "another server uses this directory; stop it, or choose another --data-dir",
-    "corrupt": "run `millstream verify` on the directory; `millstream verify --repair` keeps what is valid",
+    "port_in_use": "stop what listens there, or choose another --port (0 picks a free one)",
+    "bind_failed": "--host must be an address of this machine",
+    "directory_locked": "stop the other server, or choose another --data-dir",
+    "log_damaged": _REPAIR,
+    "catalog_damaged": _REPAIR,
+    "format_missing": "choose an empty --data-dir, or the one a server has used before",
+    "format_unknown": "this directory was written by another version; use that one, or another --data-dir",
 }
 
 
@@ -55,9 +58,11 @@ def run_server(settings: Settings, app_factory: AppFactory | None = None) -> int
     signals = Signals()
     with signals.installed(), ExitStack() as stack:
         try:
-            engine = Engine(settings.engine_settings(), _progress)
+            engine = _recover(settings, signals)
         except EngineError as error:
             return _failed(error.code, error.detail)
+        except ValueError as error:
+            return _failed("settings", str(error))
         try:
             control = _start(engine, settings, app_factory, stack)
         except (EngineError, ControlFailed, OSError) as error:
@@ -70,13 +75,36 @@ def run_server(settings: Settings, app_factory: AppFactory | None = None) -> int
         return _stop(engine, control)
 
 
+def _recover(settings: Settings, signals: Signals) -> Engine:
+    """Opens the engine in a thread of its own, so that a signal can end a long recovery."""
+    engine: list[Engine] = []
+    failure: list[Exception] = []
+
+    def open_engine() -> None:
+        try:
+            engine.append(Engine(settings.engine_settings(), _progress))
+        except Exception as error:  # noqa: BLE001 - raised again by the thread that waits
+            failure.append(error)
+        signals.notice()
+
+    threading.Thread(target=open_engine, name="millstream-recover", daemon=True).start()
+    signals.wait_for(lambda: bool(engine or failure))
+    if failure:
+        raise failure[0]
+    if not engine:
+        # Nothing was acknowledged or made visible yet, and recovery may be cut at any point.
+        print("stopped while recovering", file=sys.stderr, flush=True)
+        os._exit(0)
+    return engine[0]
+
+
 def _start(
     engine: Engine, settings: Settings, app_factory: AppFactory | None, stack: ExitStack
 ) -> ControlThread | None:
     if app_factory is None:
         engine.start(None)
         return None
-    path, listener = stack.enter_context(_private_socket())
+    path, listener = stack.enter_context(private_socket(settings.data_dir))
     # The socket listens before the engine forwards to it: early requests wait instead of failing.
     engine.start(path)
     control = ControlThread(app_factory(engine, settings), listener)
@@ -89,16 +117,14 @@ def _stop(engine: Engine, control: ControlThread | None) -> int:
     deadline = threading.Timer(EXIT_DEADLINE_S, _give_up)
     deadline.daemon = True
     deadline.start()
-    failed = control is not None and control.failure is not None
+    failure = control.failure if control is not None else None
     if control is not None:
         control.stop(CONTROL_STOP_S)
     try:
         engine.stop(DRAIN_MS)
     except EngineError as error:
         return _failed(error.code, error.detail)
-    if control is not None and control.failure is not None and failed:
-        return _failed("control", control.failure)
-    return 0
+    return 0 if failure is None else _failed("control", failure)
 
 
 def _give_up() -> None:
@@ -112,7 +138,8 @@ class Signals:
     """SIGTERM and SIGINT: the first asks for a clean stop, the second ends the process."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._asked = False
+        self._noticed = threading.Event()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -126,41 +153,32 @@ class Signals:
         try:
             yield
         finally:
-            if (
-                not self._asked.is_set()
-            ):  # after a first signal the second must still end the process
+            if not self._asked:  # after a first signal the second must still end the process
                 for number, handler in previous.items():
                     signal.signal(number, handler)
+
+    def notice(self) -> None:
+        """Has whoever waits look again."""
+        self._noticed.set()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Returns when `condition` holds after a notice, or when a stop was asked for."""
+        while not (self._asked or condition()):
+            self._noticed.wait()
+            self._noticed.clear()
 
     def wait(self, control: ControlThread | None) -> None:
         """Returns when a stop was asked for, or when the control plane died."""
         if control is not None:
-            control.when_ended(self._asked.set)
-        self._asked.wait()
+            control.when_ended(self.notice)
+        self.wait_for(lambda: control is not None and control.ended)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        if self._asked.is_set():
+        if self._asked:
             os._exit(EXIT_SECOND_SIGNAL)
-        self._asked.set()
-
-
-@contextmanager
-def _private_socket() -> Iterator[tuple[str, socket.socket]]:
-    """A listening unix socket in a directory that only this user can enter."""
-    with TemporaryDirectory(prefix="millstream-", dir=_short_directory()) as directory:
-        path = str(Path(directory) / "control.sock")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(path)
-            listener.listen(1024)
-            yield path, listener
-
-
-def _short_directory() -> str | None:
-    """Where to put the socket: the usual place for temporary files unless its name is too long."""
-    usual = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - the directory made in it is private
-    fits = len(os.fsencode(usual)) + len("/millstream-XXXXXXXX/control.sock") <= UNIX_PATH_BYTES_MAX
-    return None if fits else "/tmp"  # noqa: S108
+        self._asked = True
+        self._noticed.set()
 
 
 def _listening_line(settings: Settings, port: int) -> str:
@@ -176,7 +194,7 @@ def _progress(line: str) -> None:
 
 
 def _failed(code: str, detail: str) -> int:
-    hint = next((text for key, text in _HINTS.items() if key in code), None)
+    hint = _HINTS.get(code)
     line = f"error: {detail}" + (f" (hint: {hint})" if hint else "")
     print(" ".join(line.split()), file=sys.stderr, flush=True)
     return 1

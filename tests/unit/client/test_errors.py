@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millstream import errors
 from millstream.client._http import Request, Response
-from millstream.client._problem import error_from_response, retry_after_seconds
+from millstream.client._problem import _HINTS, error_from_response, retry_after_seconds
 
 POST = Request("POST", "/v1/stream/a")
 CODES = """bad_request, offset_invalid, offset_beyond_tail, content_type_missing,
@@ -37,7 +37,14 @@ def problem(code: str, status: int = 400, **headers: str) -> Response:
 def test_every_code_of_the_server_has_its_exception(code: str) -> None:
     error = error_from_response(POST, problem(code, 499), "a")
     assert type(error) is errors.CODES[code]
-    assert (error.code, str(error), error.hint) == (code, "D", "H")
+    assert (error.code, str(error)) == (code, "D")
+    assert error.hint == _HINTS.get(code, "H")
+
+
+def test_a_stream_is_named_when_the_server_gives_only_a_title() -> None:
+    body = b'{"code":"stream_not_found","title":"Stream not found"}'
+    response = Response(404, {"content-type": "application/problem+json"}, body)
+    assert str(error_from_response(POST, response, "a/b")) == "stream `a/b` does not exist"
 
 
 def test_the_table_and_the_tree_agree() -> None:

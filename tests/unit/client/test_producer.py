@@ -159,6 +159,45 @@ def test_a_server_that_lost_earlier_batches_is_found_out() -> None:
     assert isinstance(core.error, errors.ProducerGap)
 
 
+def test_bytes_in_flight_are_bounded_but_one_batch_always_goes() -> None:
+    core = make("text/plain", in_flight_bytes_max=100)
+    for text in ("a", "b" * 60, "c" * 60, "d", "e" * 500):
+        core.add(core.encode(text), 0)
+    core.take(0)
+    core.on_response(Response(200, {}), 0)
+    sizes = []
+    while not core.idle:
+        flight = []
+        while (request := core.take(0)) is not None:
+            flight.append(len(request.body))
+        for _ in flight:
+            core.on_response(Response(200, {}), 0)
+        sizes.append(flight)
+    assert sizes == [[60, 60], [1, 500]]
+
+
+@pytest.mark.parametrize("last", [None, b'"bye"'])
+def test_the_stream_is_closed_in_sequence(last: bytes | None) -> None:
+    core = make()
+    core.add(core.encode(1), 0)
+    core.end(last, 0)
+    first = core.take(0)
+    assert first is not None
+    assert "Stream-Closed" not in dict(first.headers)
+    core.on_response(Response(200, {}), 0)
+    second = core.take(0)
+    assert second is not None
+    assert (tuple_of(second), dict(second.headers)["Stream-Closed"]) == ((100, 1), "true")
+    assert second.body == (b"" if last is None else b'["bye"]')
+    core.on_break(TransportFailure("x", sent=True), 0, "x")
+    assert core.take(9) == second
+    core.on_response(Response(204, {"stream-next-offset": "0_7"}), 9)
+    assert core.idle
+    assert core.acknowledged_offset == "0_7"
+    with pytest.raises(errors.ProducerClosed):
+        core.add(core.encode(2), 9)
+
+
 def test_bytes_are_never_melted_together() -> None:
     core = make("text/plain")
     for text in ("a", "b"):

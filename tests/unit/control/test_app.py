@@ -16,7 +16,8 @@ from millstream._engine import Engine
 from millstream.control import openapi
 from millstream.control.app import create_app
 from millstream.control.limits import BODY_BYTES_MAX
-from millstream.server.control_thread import ControlThread
+from millstream.control.subscriptions.journal import HISTORY_PREFIX
+from millstream.server.control_thread import ControlFailed, ControlThread
 
 HOST = "127.0.0.1:4437"
 SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions/"
@@ -202,8 +203,16 @@ def test_every_answer_carries_the_security_headers(control: Control) -> None:
     for target in ("/-/", "/-/nothing", "/v1/stream/__ds/jwks.json", "/v1/stream/__ds/x"):
         headers = control.call("GET", target).headers
         assert headers["x-content-type-options"] == "nosniff"
-        foreign = target.startswith("/v1/")
-        assert headers.get("access-control-allow-origin") == ("*" if foreign else None)
+        assert "access-control-allow-origin" not in headers  # the listener adds it where it belongs
+
+
+def test_a_damaged_history_stops_the_start_with_a_sentence(
+    engine: Engine, control: Control, start_control: StartControl
+) -> None:
+    (history,) = engine.list(HISTORY_PREFIX)
+    engine.append(history["path"], b'{"v":99}')
+    with pytest.raises(ControlFailed, match=r"did not load: stream __ds/state/subscriptions/\d+"):
+        start_control()
 
 
 def test_the_landing_page_says_what_is_where(control: Control) -> None:

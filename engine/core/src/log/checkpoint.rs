@@ -22,7 +22,8 @@ use crate::model::Extent;
 use crate::stream::handle::Stream;
 use crate::stream::offsets::Losses;
 use crate::stream::snapshot;
-use crate::stream::state::{Hot, Life};
+use crate::stream::hot::Hot;
+use crate::stream::state::Life;
 
 pub const META_CHECKPOINT: &str = "checkpoint_sequence";
 pub const META_HIGHEST_EPOCH: &str = "highest_epoch";
@@ -125,7 +126,7 @@ impl Checkpoint<'_> {
             };
             if let Some(hot) = &entry.hot {
                 writer
-                    .add(id, &mut entry.extents, hot.start, entry.base_records, &hot.bytes, &hot.index)
+                    .add(id, &mut entry.extents, hot.start, entry.base_records, &hot.contiguous(), &hot.index)
                     .map_err(CheckpointError::Disk)?;
             }
             snapshot::encode_extents(&entry.extents, &mut value);
@@ -153,7 +154,7 @@ impl Checkpoint<'_> {
     fn finish_stream(&self, entry: &Taken) {
         let mut state = entry.stream.lock();
         if let Some(hot) = &entry.hot {
-            self.metrics.hot_bytes.sub(hot.bytes.len() as u64);
+            self.metrics.hot_bytes.sub(hot.len());
         }
         state.flushing = None;
         if let Some(newest) = entry.hot.as_ref().and_then(|hot| hot.index.last()) {
@@ -174,11 +175,8 @@ impl Checkpoint<'_> {
     fn put_back(&self, entry: &Taken) {
         let mut state = entry.stream.lock();
         if let Some(flushing) = state.flushing.take() {
-            let newer = std::mem::take(&mut state.hot);
-            let mut hot = Hot { start: flushing.start, bytes: flushing.bytes.clone(), index: flushing.index.clone() };
-            hot.bytes.extend_from_slice(&newer.bytes);
-            hot.index.extend_from_slice(&newer.index);
-            state.hot = hot;
+            let whole = flushing.followed_by(&state.hot);
+            state.hot = whole;
         }
         state.dirty = false;
         self.directory.mark_dirty(&entry.stream, &mut state.dirty);
@@ -196,10 +194,9 @@ fn take(stream: &Arc<Stream>) -> Taken {
     let mut value = Vec::with_capacity(192 + stream.path.len());
     snapshot::encode(&stream.path, &stream.content_type, &state, &mut value);
     let base_records = state.cold_records;
-    let hot = (!state.hot.bytes.is_empty()).then(|| {
-        let tail = state.tail;
-        Arc::new(std::mem::replace(&mut state.hot, Hot { start: tail, ..Hot::default() }))
-    });
+    state.hot.freeze();
+    let tail = state.tail;
+    let hot = (!state.hot.is_empty()).then(|| Arc::new(std::mem::replace(&mut state.hot, Hot::starting_at(tail))));
     state.flushing.clone_from(&hot);
     Taken { stream: Arc::clone(stream), snapshot: Some(value), hot, extents, base_records, applied_sequence }
 }

@@ -31,7 +31,8 @@ impl Reactor {
         check_syntax(&request).map_err(Undone::refused)?;
         let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
         if stream.content_type.media != Media::Json || body.is_empty() {
-            return self.engine.append(&stream, &request, body, Ok(1), self.now_ms, &mut self.write_scratch);
+            let records = u32::from(!body.is_empty());
+            return self.engine.append(&stream, &request, body, Ok(records), self.now_ms, &mut self.write_scratch);
         }
         self.wire.clear();
         let records = json::flatten_into(body, &mut self.wire).map_err(|error| json_refusal(&error));

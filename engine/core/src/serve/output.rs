@@ -1,14 +1,18 @@
 //! Sending: buffers, bodies by pieces, shared frames. Nothing here blocks; what does not fit waits for the
 //! socket, holding a position and not bytes.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use crate::serve::conn::{Conn, Phase};
+use crate::serve::conn::{Conn, Phase, Sending};
 use crate::serve::reactor::Reactor;
 use crate::serve::sys;
+use crate::shard::engine::Engine;
 
 /// Pieces sent to one connection before others get their turn.
 const PIECES_PER_TURN: usize = 8;
+/// The kernel is asked for at most this much of a file at once.
+const FILE_PIECE_BYTES: usize = 1 << 20;
 
 enum Sent {
     /// Everything there was has left.
@@ -104,46 +108,38 @@ impl Reactor {
         Sent::All
     }
 
-    /// Moves a large body by pieces through one hot buffer. A body that comes up short breaks the connection:
-    /// it never ends cleanly.
+    /// Moves a large body by pieces, each the way that copies least. A body that comes up short breaks the
+    /// connection: it never ends cleanly.
     fn send_body(&mut self, conn: &mut Conn) -> Sent {
         let descriptor = conn.descriptor();
         for _ in 0..PIECES_PER_TURN {
             let Phase::Sending(sending) = &mut conn.phase else { return Sent::All };
-            let left = sending.end - sending.position;
-            if left == 0 {
+            if sending.position == sending.end {
                 conn.output.extend(sending.suffix);
                 return self.body_is_sent(conn);
             }
-            let room = self.piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let mut count = match self.engine.fill(&sending.stream, sending.position, &mut self.piece[..room]) {
-                Ok(count) if count > 0 => count,
-                outcome => {
+            let moved = move_piece(&self.engine, &mut self.piece, descriptor, sending);
+            match moved {
+                Ok((0, _)) => {
                     self.engine.metrics.read_errors.add(1);
-                    eprintln!("millstream: a body came up short: {:?}", outcome.err());
+                    eprintln!("millstream: a body came up short at {}", sending.position);
                     return Sent::Dead;
                 }
-            };
-            let stored = count as u64;
-            let last = stored == left;
-            if let Some(suffix) = sending.suffix.filter(|_| last && count < self.piece.len()) {
-                self.piece[count] = suffix;
-                count += 1;
-            }
-            match sys::send(descriptor, &self.piece[..count], !last) {
-                Ok(sent) => {
-                    let progressed = (sent as u64).min(stored);
-                    sending.position += progressed;
+                Ok((sent, wanted)) => {
+                    sending.position += sent as u64;
                     conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
-                    if sent == count && last && count as u64 > stored {
-                        return self.body_is_sent(conn);
-                    }
-                    if sent < count {
+                    if sent < wanted {
                         return Sent::Blocked;
                     }
                 }
                 Err(error) if sys::would_block(&error) => return Sent::Blocked,
-                Err(_) => return Sent::Dead,
+                Err(error) => {
+                    if error.raw_os_error().is_none() {
+                        self.engine.metrics.read_errors.add(1);
+                        eprintln!("millstream: a body could not be read: {error}");
+                    }
+                    return Sent::Dead;
+                }
             }
         }
         // Others first; the socket is still writable, so the next round goes on here.
@@ -190,4 +186,26 @@ impl Reactor {
             sse.frame = Some((bytes, sent));
         }
     }
+}
+
+/// Sends one piece: shared memory as it is, file bytes by the kernel, the rest through one hot buffer.
+/// Returns how many bytes left and how many were offered.
+fn move_piece(engine: &Engine, buffer: &mut [u8], socket: RawFd, sending: &Sending) -> std::io::Result<(usize, usize)> {
+    let left = usize::try_from(sending.end - sending.position).unwrap_or(usize::MAX);
+    let more = sending.suffix.is_some();
+    if let Some((shared, belongs)) = engine.shared(&sending.stream, sending.position)? {
+        let count = (shared.bytes.len() - shared.from).min(left).min(usize::try_from(belongs).unwrap_or(usize::MAX));
+        let sent = sys::send(socket, &shared.bytes[shared.from..shared.from + count], more || count < left)?;
+        return Ok((sent, count));
+    }
+    if let Some(piece) = engine.in_file(&sending.stream, sending.position)? {
+        if let Some(file) = piece.file.raw_fd() {
+            let count = left.min(usize::try_from(piece.len).unwrap_or(usize::MAX)).min(FILE_PIECE_BYTES);
+            return Ok((sys::send_file(socket, file, piece.file_position, count)?, count));
+        }
+    }
+    let room = buffer.len().min(left);
+    let count = engine.fill(&sending.stream, sending.position, &mut buffer[..room])?;
+    let sent = if count == 0 { 0 } else { sys::send(socket, &buffer[..count], more || count < left)? };
+    Ok((sent, count))
 }

@@ -12,6 +12,7 @@ use crate::model::{ContentType, Media, Offset};
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::read::read_failed;
 use crate::stream::handle::Stream;
+use crate::stream::hot::Hot;
 use crate::stream::json;
 use crate::stream::lifecycle::{CreateRequest, ForkRequest, initial_expiry, same_configuration};
 use crate::stream::offsets;
@@ -229,7 +230,7 @@ impl Engine {
         initial.tail = point.anchor;
         initial.records = point.records;
         initial.cold_records = point.records;
-        initial.hot.start = point.anchor;
+        initial.hot = Hot::starting_at(point.anchor);
         initial.visible = Visible { tail: point.anchor, records: point.records, closed: false };
         initial.fork = Some(Box::new(Fork {
             source: point.source.id,

@@ -84,7 +84,7 @@ impl Engine {
                 let records = json::flatten_into(data, &mut wire).map_err(|error| json_refusal(&error));
                 (wire.as_slice(), records)
             } else {
-                (data, Ok(1))
+                (data, Ok(u32::from(!data.is_empty())))
             };
             let appended = self.append(&stream, &request, bytes, records, self.now_ms(), &mut scratch)?;
             Ok((appended.offset, appended.gate))

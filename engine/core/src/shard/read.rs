@@ -9,12 +9,14 @@ use std::sync::Arc;
 
 use crate::error::{ErrorCode, Refusal};
 use crate::limits::TAIL_RECORDS_MAX;
+use crate::log::cold::Piece;
 use crate::model::{Extent, IndexEntry, Media};
 use crate::shard::engine::Engine;
 use crate::stream::handle::Stream;
 use crate::stream::json;
 use crate::stream::offsets;
-use crate::stream::state::{Hot, StreamState};
+use crate::stream::hot::{Hot, SharedBytes};
+use crate::stream::state::StreamState;
 
 /// Which index entry is wanted: the first one that satisfies it (all keys grow along the index).
 #[derive(Clone, Copy)]
@@ -66,15 +68,42 @@ impl Engine {
         let buffer = &mut buffer[..room];
         let parts = {
             let state = owner.lock();
-            if position >= state.hot.start && !state.hot.bytes.is_empty() {
-                return Ok(copy_from(&state.hot, position, buffer));
+            if position >= state.hot.start && !state.hot.is_empty() {
+                return Ok(state.hot.copy(position, buffer));
             }
             parts(&state)
         };
         if let Some(flushing) = parts.flushing.filter(|hot| position >= hot.start) {
-            return Ok(copy_from(&flushing, position, buffer));
+            return Ok(flushing.copy(position, buffer));
         }
         self.cold.read(&parts.extents, position, buffer)
+    }
+
+    /// Bytes from `position` on that can be sent as they lie in memory, without a copy; `None` where there are
+    /// none (the caller copies with [`Engine::fill`]). The second value bounds how many belong to the stream.
+    pub fn shared(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<(SharedBytes, u64)>> {
+        let (owner, limit) = self.owner_of(stream, position)?;
+        let mut state = owner.lock();
+        if position >= state.hot.start && !state.hot.is_empty() {
+            state.hot.freeze();
+            return Ok(state.hot.shared(position).map(|bytes| (bytes, limit - position)));
+        }
+        let flushing = state.flushing.as_ref().filter(|hot| position >= hot.start);
+        Ok(flushing.and_then(|hot| hot.shared(position)).map(|bytes| (bytes, limit - position)))
+    }
+
+    /// The file that holds the bytes from `position` on, for the kernel to move; `None` if they are in memory.
+    pub fn in_file(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<Piece>> {
+        let (owner, limit) = self.owner_of(stream, position)?;
+        let extents = {
+            let state = owner.lock();
+            if position >= state.cold_end() {
+                return Ok(None);
+            }
+            Arc::clone(&state.extents)
+        };
+        let found = self.cold.piece(&extents, position)?;
+        Ok(found.map(|piece| Piece { len: piece.len.min(limit - position), ..piece }))
     }
 
     /// Reads a whole range; the range must be visible.
@@ -295,14 +324,6 @@ impl Engine {
 pub fn read_failed(error: io::Error) -> Refusal {
     eprintln!("millstream: read failed: {error}");
     Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
-}
-
-fn copy_from(hot: &Hot, position: u64, buffer: &mut [u8]) -> usize {
-    let from = (position - hot.start) as usize;
-    let Some(bytes) = hot.bytes.get(from..) else { return 0 };
-    let count = bytes.len().min(buffer.len());
-    buffer[..count].copy_from_slice(&bytes[..count]);
-    count
 }
 
 fn first_reaching(index: &[IndexEntry], key: Key) -> Option<IndexEntry> {

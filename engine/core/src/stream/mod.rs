@@ -4,6 +4,7 @@
 
 pub mod append;
 pub mod handle;
+pub mod hot;
 pub mod json;
 pub mod lifecycle;
 pub mod offsets;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::codec::{Reader, put_short};
 use crate::model::{Class, ContentType, Extent, FileRef, StreamId};
 use crate::stream::handle::Stream;
+use crate::stream::hot::Hot;
 use crate::stream::state::{ClosedBy, Expiry, Fork, Life, ProducerState, Producers, StreamState};
 
 const VERSION: u8 = 1;
@@ -165,7 +166,7 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
         state.extents = Arc::new(decode_extents(&mut reader)?);
     }
     state.cold_records = state.records;
-    state.hot.start = state.tail;
+    state.hot = Hot::starting_at(state.tail);
     state.publish_applied();
     Some(Stream::new(id, path, content_type, state))
 }

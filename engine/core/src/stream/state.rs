@@ -16,6 +16,7 @@ use std::sync::Arc;
 use crate::codec::{AppendExtra, ProducerTag};
 use crate::limits::PRODUCERS_PER_STREAM_MAX;
 use crate::model::{Class, Extent, IndexEntry, StreamId};
+use crate::stream::hot::Hot;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -25,20 +26,6 @@ pub enum Life {
     SoftDeleted = 1,
     /// Deleted; kept in memory only until the catalog has forgotten it.
     Gone = 2,
-}
-
-/// Bytes not yet in a checkpoint, with their index.
-#[derive(Debug, Default)]
-pub struct Hot {
-    pub start: u64,
-    pub bytes: Vec<u8>,
-    pub index: Vec<IndexEntry>,
-}
-
-impl Hot {
-    pub fn end(&self) -> u64 {
-        self.start + self.bytes.len() as u64
-    }
 }
 
 /// What readers may see.
@@ -243,16 +230,13 @@ impl StreamState {
         }
         self.life = Life::Gone;
         self.producers = None;
-        let dropped = std::mem::replace(&mut self.hot, Hot { start: self.tail, ..Hot::default() });
-        dropped.bytes.len() as u64
+        std::mem::replace(&mut self.hot, Hot::starting_at(self.tail)).len()
     }
 
     /// Adds bytes to the hot tail with their index entry; also used for a create's first content.
     pub fn push_bytes(&mut self, payload: &[u8], records: u32) {
-        if self.hot.bytes.is_empty() {
-            self.hot.start = self.tail;
-        }
-        self.hot.bytes.extend_from_slice(payload);
+        debug_assert_eq!(self.hot.end(), self.tail);
+        self.hot.push(payload);
         self.tail += payload.len() as u64;
         self.records += u64::from(records);
         self.hot.index.push(IndexEntry {

@@ -361,7 +361,9 @@ class Machine:
         elif wake.phase != "sending":
             self._finish(outcome, subscription, wake, "expired")
             self._wake_if_idle(outcome, subscription)
-        elif any(path in subscription.links for path in wake.snapshot):
+        elif subscription.config.type == "pull-wake" or any(
+            path in subscription.links for path in wake.snapshot
+        ):
             outcome.effects.append(Send(id, wake.wake_id))
         else:
             self._finish(outcome, subscription, wake, "empty")
@@ -433,6 +435,10 @@ class Machine:
 
     def _wake(self, outcome: Outcome, subscription: Subscription) -> Wake:
         snapshot = self._pending_tails(subscription)
+        if (
+            subscription.config.type == "pull-wake"
+        ):  # its workers ack by themselves, offset by offset
+            snapshot = dict(islice(snapshot.items(), 1))
         wake_id = self._mint_wake_id()
         event = e.Woke(
             subscription.id,

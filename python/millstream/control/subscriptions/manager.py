@@ -338,7 +338,7 @@ class SubscriptionManager:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except EngineError as error:
-            log.warning("subscriptions: the engine refused: %s", error)
+            log.warning("subscriptions: the engine refused: %s", error.detail)
             raise unavailable() from error
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from millstream.control.http import PROTOCOL_PREFIX, ApiError, JsonResponse, read_json_object
+from millstream.control.limits import VIEW_STREAMS_MAX
 from millstream.control.subscriptions import parsing
 from millstream.control.subscriptions.model import Refused, Subscription
 
@@ -150,7 +152,7 @@ class SubscriptionRoutes:
                     "link_type": "explicit" if link.explicit else "glob",
                     "acked_offset": link.acked,
                 }
-                for path, link in subscription.links.items()
+                for path, link in islice(subscription.links.items(), VIEW_STREAMS_MAX)
             ],
             "webhook": webhook,
             "wake_stream": config.wake_stream,
@@ -159,6 +161,8 @@ class SubscriptionRoutes:
             "status": subscription.status,
             "description": config.description,
         }
+        if len(subscription.links) > VIEW_STREAMS_MAX:
+            view["streams_total"] = len(subscription.links)
         wake = subscription.wake
         if subscription.status == "failed" and wake is not None and wake.next_attempt_at_ms:
             view["next_attempt_at"] = _timestamp(wake.next_attempt_at_ms)

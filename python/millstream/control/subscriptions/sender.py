@@ -99,7 +99,7 @@ class Sender:
         try:
             await loop.run_in_executor(self._pool, self._engine.append, path, data)
         except EngineError as error:
-            raise DeliveryFailed(f"wake stream {path!r}: {error}") from error
+            raise DeliveryFailed(f"wake stream {path!r}: {error.detail}") from error
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
