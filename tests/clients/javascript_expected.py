@@ -20,8 +20,9 @@ def check_scenario(result: dict[str, Any]) -> None:
     assert result["longPollBytes"] == {"items": every_byte, "closed": True}
     assert result["producers"] == {"errors": [], "numbers": list(range(1000)), "closed": True}
     assert result["refusals"] == {
-        "missing": "NOT_FOUND",
-        "conflict": "CONFLICT_EXISTS",
-        "closed": "STREAM_CLOSED",
-        "deleted": "NOT_FOUND",
+        "missing": False,
+        "conflict": 409,
+        "closed": 409,
+        "deleted": False,
+        "deletedAgain": 404,
     }

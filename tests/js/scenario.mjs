@@ -81,17 +81,18 @@ async function refusals(base) {
       await call();
       return "ok";
     } catch (error) {
-      return error.code ?? error.status ?? String(error);
+      return error.status ?? String(error);
     }
   };
-  const missing = await outcome(() => DurableStream.connect({ url }));
+  const missing = (await DurableStream.head({ url })).exists;
   const handle = await DurableStream.create({ url, contentType: "text/plain" });
   const conflict = await outcome(() => DurableStream.create({ url, contentType: "application/json" }));
   await handle.close();
   const closed = await outcome(() => handle.append("late"));
   await handle.delete();
-  const deleted = await outcome(() => handle.head());
-  return { missing, conflict, closed, deleted };
+  const deleted = (await handle.head()).exists;
+  const deletedAgain = await outcome(() => handle.delete());
+  return { missing, conflict, closed, deleted, deletedAgain };
 }
 
 export async function run(base) {

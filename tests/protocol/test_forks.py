@@ -32,8 +32,8 @@ def test_repeated_put_of_a_fork_that_inherited_everything(
     assert shared.put(fork, b"", None, fork_of(source)).status == 200
     shared.post(source, b"later")
     assert shared.put(fork, b"", None, fork_of(source)).status == 200
-    for name, value in source_headers.items():
-        assert shared.head(fork)[name.lower()] == value
+    for name in source_headers:
+        assert shared.head(fork)[name.lower()] == shared.head(source)[name.lower()]
     assert shared.put(fork, b"", None, {**fork_of(source), "Stream-TTL": "7"}).status == 409
     assert shared.put(fork, b"", "text/plain").status == 409
 

@@ -63,9 +63,19 @@ pub enum FrameKind {
 impl FrameKind {
     fn from_u8(value: u8) -> Option<FrameKind> {
         use FrameKind::*;
-        [Create, Append, SoftDelete, Purge, ForkAdded, ForkReleased, Touch, Start, CleanStop]
-            .into_iter()
-            .find(|kind| *kind as u8 == value)
+        [
+            Create,
+            Append,
+            SoftDelete,
+            Purge,
+            ForkAdded,
+            ForkReleased,
+            Touch,
+            Start,
+            CleanStop,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == value)
     }
 }
 
@@ -86,7 +96,18 @@ pub struct Frame<'a> {
 
 impl<'a> Frame<'a> {
     pub fn control(kind: FrameKind, stream: StreamId, time_ms: u64) -> Frame<'a> {
-        Frame { kind, flags: 0, records: 0, sequence: 0, stream, position: 0, time_ms, epoch: 0, extra: &[], payload: &[] }
+        Frame {
+            kind,
+            flags: 0,
+            records: 0,
+            sequence: 0,
+            stream,
+            position: 0,
+            time_ms,
+            epoch: 0,
+            extra: &[],
+            payload: &[],
+        }
     }
 
     pub fn encoded_len(&self) -> usize {
@@ -161,8 +182,15 @@ pub struct ProducerTag<'a> {
 
 impl<'a> AppendExtra<'a> {
     pub fn flags(&self) -> u8 {
-        (if self.producer.is_some() { FLAG_PRODUCER } else { 0 })
-            | (if self.stream_seq.is_some() { FLAG_STREAM_SEQ } else { 0 })
+        (if self.producer.is_some() {
+            FLAG_PRODUCER
+        } else {
+            0
+        }) | (if self.stream_seq.is_some() {
+            FLAG_STREAM_SEQ
+        } else {
+            0
+        })
     }
 
     pub fn encode(&self, out: &mut Vec<u8>) {
@@ -180,12 +208,23 @@ impl<'a> AppendExtra<'a> {
         let mut reader = Reader::new(extra);
         let producer = if flags & FLAG_PRODUCER != 0 {
             let (epoch, seq) = (reader.u64()?, reader.u64()?);
-            Some(ProducerTag { id: reader.short()?, epoch, seq })
+            Some(ProducerTag {
+                id: reader.short()?,
+                epoch,
+                seq,
+            })
         } else {
             None
         };
-        let stream_seq = if flags & FLAG_STREAM_SEQ != 0 { Some(reader.short()?) } else { None };
-        Some(AppendExtra { producer, stream_seq })
+        let stream_seq = if flags & FLAG_STREAM_SEQ != 0 {
+            Some(reader.short()?)
+        } else {
+            None
+        };
+        Some(AppendExtra {
+            producer,
+            stream_seq,
+        })
     }
 }
 
@@ -205,7 +244,9 @@ pub struct BatchHeader {
 impl BatchHeader {
     pub fn decode(bytes: &[u8], generation: u64) -> Option<BatchHeader> {
         let bytes = bytes.get(..BATCH_HEADER_BYTES)?;
-        if u32_at(bytes, 0)? != BATCH_MAGIC || checksum(generation, &bytes[8..]) != u32_at(bytes, 4)? {
+        if u32_at(bytes, 0)? != BATCH_MAGIC
+            || checksum(generation, &bytes[8..]) != u32_at(bytes, 4)?
+        {
             return None;
         }
         let header = BatchHeader {
@@ -225,7 +266,8 @@ impl BatchHeader {
 pub fn seal_batch(batch: &mut [u8], header: &BatchHeader) {
     let mut at = BATCH_HEADER_BYTES;
     for _ in 0..header.frames {
-        let length = u32::from_le_bytes([batch[at], batch[at + 1], batch[at + 2], batch[at + 3]]) as usize;
+        let length =
+            u32::from_le_bytes([batch[at], batch[at + 1], batch[at + 2], batch[at + 3]]) as usize;
         let crc = checksum(header.generation, &batch[at + 8..at + length]);
         batch[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
         at += length;
@@ -257,7 +299,8 @@ pub fn file_header(generation: u64) -> [u8; FILE_HEADER_BYTES as usize] {
 /// Generation a file header names, if it is whole.
 pub fn parse_file_header(bytes: &[u8]) -> Option<u64> {
     let generation = u64_at(bytes, 8)?;
-    let valid = bytes.get(..8)? == FILE_MAGIC && checksum(generation, &bytes[8..16]) == u32_at(bytes, 16)?;
+    let valid =
+        bytes.get(..8)? == FILE_MAGIC && checksum(generation, &bytes[8..16]) == u32_at(bytes, 16)?;
     valid.then_some(generation)
 }
 
@@ -310,7 +353,8 @@ impl<'a> Reader<'a> {
     }
 
     pub fn u16(&mut self) -> Option<u16> {
-        self.take(2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+        self.take(2)
+            .map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
     }
 
     pub fn u32(&mut self) -> Option<u32> {
@@ -338,7 +382,14 @@ mod tests {
     fn sample_batch(generation: u64) -> Vec<u8> {
         let mut batch = vec![0u8; BATCH_HEADER_BYTES];
         let mut extra = Vec::new();
-        let tag = AppendExtra { producer: Some(ProducerTag { id: b"p\xff", epoch: 1, seq: 2 }), stream_seq: Some(b"09") };
+        let tag = AppendExtra {
+            producer: Some(ProducerTag {
+                id: b"p\xff",
+                epoch: 1,
+                seq: 2,
+            }),
+            stream_seq: Some(b"09"),
+        };
         tag.encode(&mut extra);
         for sequence in 5..8 {
             let frame = Frame {
@@ -368,7 +419,10 @@ mod tests {
     fn frames_round_trip_with_their_extra() {
         let batch = sample_batch(11);
         let (frame, length) = Frame::decode(&batch[BATCH_HEADER_BYTES..], 11).expect("first frame");
-        assert_eq!((frame.sequence, frame.stream, frame.payload), (5, StreamId(7), &b"hello"[..]));
+        assert_eq!(
+            (frame.sequence, frame.stream, frame.payload),
+            (5, StreamId(7), &b"hello"[..])
+        );
         let extra = AppendExtra::decode(frame.flags, frame.extra).expect("extra");
         assert_eq!(extra.producer.map(|tag| tag.id), Some(&b"p\xff"[..]));
         assert_eq!(extra.stream_seq, Some(&b"09"[..]));

@@ -69,7 +69,11 @@ impl Default for Config {
 impl Config {
     pub fn reactor_count(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let count = if self.reactors == 0 { cores.saturating_sub(1).max(1) } else { self.reactors };
+        let count = if self.reactors == 0 {
+            cores.saturating_sub(1).max(1)
+        } else {
+            self.reactors
+        };
         count.min(crate::limits::REACTORS_MAX)
     }
 

@@ -87,16 +87,28 @@ pub struct RefusalHeaders {
 
 impl Refusal {
     pub fn new(code: ErrorCode) -> Refusal {
-        Refusal { code, detail: Cow::Borrowed(""), headers: RefusalHeaders::default() }
+        Refusal {
+            code,
+            detail: Cow::Borrowed(""),
+            headers: RefusalHeaders::default(),
+        }
     }
 
     pub fn with(code: ErrorCode, detail: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal { code, detail: detail.into(), headers: RefusalHeaders::default() }
+        Refusal {
+            code,
+            detail: detail.into(),
+            headers: RefusalHeaders::default(),
+        }
     }
 
     /// The sentence a person reads: the detail, or the title where there is none.
     pub fn sentence(&self) -> &str {
-        if self.detail.is_empty() { self.code.title() } else { &self.detail }
+        if self.detail.is_empty() {
+            self.code.title()
+        } else {
+            &self.detail
+        }
     }
 }
 
@@ -115,7 +127,10 @@ pub struct EngineError {
 
 impl EngineError {
     pub fn new(code: &'static str, detail: impl Into<String>) -> EngineError {
-        EngineError { code, detail: detail.into() }
+        EngineError {
+            code,
+            detail: detail.into(),
+        }
     }
 
     pub fn io(what: &str, error: std::io::Error) -> EngineError {

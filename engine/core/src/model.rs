@@ -26,14 +26,20 @@ pub const OFFSET_TEXT_BYTES: usize = 33;
 
 impl Offset {
     /// The start of any stream: what `-1` and the all-zero offset mean.
-    pub const START: Offset = Offset { epoch: 0, position: 0 };
+    pub const START: Offset = Offset {
+        epoch: 0,
+        position: 0,
+    };
 
     /// Parses the exact 16_16 form. `-1` and `now` are not offsets but requests; callers treat them first.
     pub fn parse(text: &[u8]) -> Option<Offset> {
         if text.len() != OFFSET_TEXT_BYTES || text[16] != b'_' {
             return None;
         }
-        Some(Offset { epoch: digits16(&text[..16])?, position: digits16(&text[17..])? })
+        Some(Offset {
+            epoch: digits16(&text[..16])?,
+            position: digits16(&text[17..])?,
+        })
     }
 
     pub fn write_to(self, out: &mut Vec<u8>) {
@@ -82,8 +88,14 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Class; 6] =
-        [Class::Ephemeral, Class::Memory, Class::Disk, Class::Fsync, Class::Quorum, Class::Object];
+    pub const ALL: [Class; 6] = [
+        Class::Ephemeral,
+        Class::Memory,
+        Class::Disk,
+        Class::Fsync,
+        Class::Quorum,
+        Class::Object,
+    ];
 
     pub fn parse(text: &str) -> Option<Class> {
         Class::ALL.into_iter().find(|class| class.name() == text)
@@ -179,7 +191,12 @@ impl ContentType {
     pub const DEFAULT: &'static str = "application/octet-stream";
 
     pub fn new(text: &str) -> ContentType {
-        let media_type = text.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+        let media_type = text
+            .split(';')
+            .next()
+            .unwrap_or("")
+            .trim()
+            .to_ascii_lowercase();
         let media = if media_type == "application/json" {
             Media::Json
         } else if media_type.starts_with("text/") {
@@ -187,13 +204,22 @@ impl ContentType {
         } else {
             Media::Binary
         };
-        ContentType { text: text.into(), media_type: media_type.into_boxed_str(), media }
+        ContentType {
+            text: text.into(),
+            media_type: media_type.into_boxed_str(),
+            media,
+        }
     }
 
     /// Compares a request's header value by media type only.
     pub fn matches(&self, header: &[u8]) -> bool {
-        let end = header.iter().position(|byte| *byte == b';').unwrap_or(header.len());
-        header[..end].trim_ascii().eq_ignore_ascii_case(self.media_type.as_bytes())
+        let end = header
+            .iter()
+            .position(|byte| *byte == b';')
+            .unwrap_or(header.len());
+        header[..end]
+            .trim_ascii()
+            .eq_ignore_ascii_case(self.media_type.as_bytes())
     }
 }
 
@@ -203,12 +229,22 @@ mod tests {
 
     #[test]
     fn offsets_round_trip_and_refuse_other_shapes() {
-        let offset = Offset { epoch: 1_763_000_000_123, position: 42 };
+        let offset = Offset {
+            epoch: 1_763_000_000_123,
+            position: 42,
+        };
         let mut text = Vec::new();
         offset.write_to(&mut text);
         assert_eq!(text, offset.to_string().as_bytes());
         assert_eq!(Offset::parse(&text), Some(offset));
-        for bad in ["", "-1", "now", "1_2", "0000000000000000_000000000000000x", "0000000000000000-0000000000000000"] {
+        for bad in [
+            "",
+            "-1",
+            "now",
+            "1_2",
+            "0000000000000000_000000000000000x",
+            "0000000000000000-0000000000000000",
+        ] {
             assert_eq!(Offset::parse(bad.as_bytes()), None, "{bad}");
         }
     }

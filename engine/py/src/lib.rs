@@ -14,12 +14,20 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-create_exception!(_engine, EngineError, PyException, "An engine error: code and detail.");
+create_exception!(
+    _engine,
+    EngineError,
+    PyException,
+    "An engine error: code and detail."
+);
 
 fn engine_error(py: Python<'_>, code: &str, detail: &str) -> PyErr {
     let error = EngineError::new_err((code.to_owned(), detail.to_owned()));
     let value = error.value(py);
-    match value.setattr("code", code).and_then(|()| value.setattr("detail", detail)) {
+    match value
+        .setattr("code", code)
+        .and_then(|()| value.setattr("detail", detail))
+    {
         Ok(()) => error,
         Err(failed) => failed,
     }
@@ -43,7 +51,11 @@ struct Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (settings, progress = None))]
-    fn new(py: Python<'_>, settings: &Bound<'_, PyDict>, progress: Option<Py<PyAny>>) -> PyResult<Engine> {
+    fn new(
+        py: Python<'_>,
+        settings: &Bound<'_, PyDict>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Engine> {
         let config = settings::config_from(settings)?;
         let mut failed: Option<PyErr> = None;
         let opened = py.detach(|| {
@@ -65,12 +77,17 @@ impl Engine {
 
     #[pyo3(signature = (control_socket = None))]
     fn start(&self, py: Python<'_>, control_socket: Option<&str>) -> PyResult<()> {
-        self.server.start(control_socket).map_err(|error| from_core(py, &error))
+        self.server
+            .start(control_socket)
+            .map_err(|error| from_core(py, &error))
     }
 
     #[getter]
     fn port(&self) -> u16 {
-        self.server.listener.as_ref().map_or(0, |listener| listener.address.port())
+        self.server
+            .listener
+            .as_ref()
+            .map_or(0, |listener| listener.address.port())
     }
 
     #[pyo3(signature = (deadline_ms = 1500))]
@@ -91,10 +108,18 @@ impl Engine {
     }
 
     #[pyo3(signature = (path, content_type = "application/octet-stream", durability = None))]
-    fn create(&self, py: Python<'_>, path: &str, content_type: &str, durability: Option<&str>) -> PyResult<bool> {
+    fn create(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        content_type: &str,
+        durability: Option<&str>,
+    ) -> PyResult<bool> {
         let class = match durability {
             None => None,
-            Some(name) => Some(Class::parse(name).ok_or_else(|| engine_error(py, "durability_unknown", name))?),
+            Some(name) => Some(
+                Class::parse(name).ok_or_else(|| engine_error(py, "durability_unknown", name))?,
+            ),
         };
         let result = py.detach(|| self.server.engine.local_create(path, content_type, class));
         result.map_err(|refusal| from_refusal(py, &refusal))
@@ -102,19 +127,34 @@ impl Engine {
 
     fn append(&self, py: Python<'_>, path: &str, data: &[u8]) -> PyResult<String> {
         let result = py.detach(|| self.server.engine.local_append(path, data));
-        result.map(|offset| offset.to_string()).map_err(|refusal| from_refusal(py, &refusal))
+        result
+            .map(|offset| offset.to_string())
+            .map_err(|refusal| from_refusal(py, &refusal))
     }
 
     #[pyo3(signature = (path, offset = "-1", max_bytes = 4 << 20))]
-    fn read<'py>(&self, py: Python<'py>, path: &str, offset: &str, max_bytes: u64) -> PyResult<(Bound<'py, PyBytes>, String, bool, bool)> {
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        offset: &str,
+        max_bytes: u64,
+    ) -> PyResult<(Bound<'py, PyBytes>, String, bool, bool)> {
         let result = py.detach(|| self.server.engine.local_read(path, offset, max_bytes));
         let read = result.map_err(|refusal| from_refusal(py, &refusal))?;
-        Ok((PyBytes::new(py, &read.body), read.next.to_string(), read.up_to_date, read.closed))
+        Ok((
+            PyBytes::new(py, &read.body),
+            read.next.to_string(),
+            read.up_to_date,
+            read.closed,
+        ))
     }
 
     fn tail(&self, py: Python<'_>, path: &str) -> PyResult<Option<String>> {
         let result = py.detach(|| self.server.engine.local_tail(path));
-        result.map(|tail| tail.map(|offset| offset.to_string())).map_err(|refusal| from_refusal(py, &refusal))
+        result
+            .map(|tail| tail.map(|offset| offset.to_string()))
+            .map_err(|refusal| from_refusal(py, &refusal))
     }
 
     fn delete(&self, py: Python<'_>, path: &str) -> PyResult<bool> {
@@ -123,10 +163,20 @@ impl Engine {
     }
 
     #[pyo3(signature = (prefix = "", after = "", limit = 1000))]
-    fn list<'py>(&self, py: Python<'py>, prefix: &str, after: &str, limit: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    fn list<'py>(
+        &self,
+        py: Python<'py>,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let result = py.detach(|| self.server.engine.list(prefix, after, limit));
         let Ok(entries) = result else {
-            return Err(engine_error(py, "internal", "The catalog could not be read."));
+            return Err(engine_error(
+                py,
+                "internal",
+                "The catalog could not be read.",
+            ));
         };
         entries.iter().map(|entry| describe(py, entry)).collect()
     }
@@ -136,7 +186,13 @@ impl Engine {
     }
 
     fn take_dirty(&self, py: Python<'_>, timeout_ms: u64) -> (Vec<String>, bool) {
-        py.detach(|| self.server.engine.shard.feed.take(Duration::from_millis(timeout_ms)))
+        py.detach(|| {
+            self.server
+                .engine
+                .shard
+                .feed
+                .take(Duration::from_millis(timeout_ms))
+        })
     }
 }
 

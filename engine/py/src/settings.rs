@@ -11,10 +11,14 @@ pub fn config_from(settings: &Bound<'_, PyDict>) -> PyResult<Config> {
     let mut config = Config::default();
     for (key, value) in settings.iter() {
         let key: String = key.extract()?;
-        set(&mut config, &key, &value).map_err(|error| PyValueError::new_err(format!("setting {key}: {error}")))?;
+        set(&mut config, &key, &value)
+            .map_err(|error| PyValueError::new_err(format!("setting {key}: {error}")))?;
     }
     // A door for tests that need a slow disk; never set in production.
-    if let Some(delay) = std::env::var("MILLSTREAM_FAULT_SYNC_DELAY_MS").ok().and_then(|text| text.parse().ok()) {
+    if let Some(delay) = std::env::var("MILLSTREAM_FAULT_SYNC_DELAY_MS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+    {
         config.fault_sync_delay_ms = delay;
     }
     Ok(config)
@@ -29,7 +33,8 @@ fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()>
         "durability" => {
             let name: String = value.extract()?;
             let class = Class::parse(&name).filter(|class| class.available());
-            config.durability = class.ok_or_else(|| PyValueError::new_err(format!("{name:?} is not available")))?;
+            config.durability =
+                class.ok_or_else(|| PyValueError::new_err(format!("{name:?} is not available")))?;
         }
         "long_poll_timeout_ms" => config.long_poll_timeout_ms = value.extract()?,
         "reactors" => config.reactors = value.extract()?,

@@ -20,9 +20,9 @@ use crate::log::directory::Directory;
 use crate::metrics::Metrics;
 use crate::model::Extent;
 use crate::stream::handle::Stream;
+use crate::stream::hot::Hot;
 use crate::stream::offsets::Losses;
 use crate::stream::snapshot;
-use crate::stream::hot::Hot;
 use crate::stream::state::Life;
 
 pub const META_CHECKPOINT: &str = "checkpoint_sequence";
@@ -109,12 +109,23 @@ impl Checkpoint<'_> {
     }
 
     fn write_taken(&self, taken: &mut [Taken], last: bool) -> Result<(), CheckpointError> {
-        let newest = taken.iter().map(|entry| entry.applied_sequence).max().unwrap_or(0);
-        let must_be_synced = if last { newest.max(self.staged) } else { newest };
+        let newest = taken
+            .iter()
+            .map(|entry| entry.applied_sequence)
+            .max()
+            .unwrap_or(0);
+        let must_be_synced = if last {
+            newest.max(self.staged)
+        } else {
+            newest
+        };
         if !(self.wait_synced)(must_be_synced) {
             return Err(CheckpointError::LogFailed);
         }
-        let mut writer = self.cold.begin_checkpoint().map_err(CheckpointError::Disk)?;
+        let mut writer = self
+            .cold
+            .begin_checkpoint()
+            .map_err(CheckpointError::Disk)?;
         let mut changes = Vec::with_capacity(taken.len());
         let mut pack_live = Vec::new();
         for entry in taken.iter_mut() {
@@ -126,7 +137,14 @@ impl Checkpoint<'_> {
             };
             if let Some(hot) = &entry.hot {
                 writer
-                    .add(id, &mut entry.extents, hot.start, entry.base_records, &hot.contiguous(), &hot.index)
+                    .add(
+                        id,
+                        &mut entry.extents,
+                        hot.start,
+                        entry.base_records,
+                        &hot.contiguous(),
+                        &hot.index,
+                    )
                     .map_err(CheckpointError::Disk)?;
             }
             snapshot::encode_extents(&entry.extents, &mut value);
@@ -140,15 +158,24 @@ impl Checkpoint<'_> {
         self.commit(&changes, &pack_live, last)
     }
 
-    fn commit(&self, changes: &[Change], pack_live: &[(u32, i64)], last: bool) -> Result<(), CheckpointError> {
+    fn commit(
+        &self,
+        changes: &[Change],
+        pack_live: &[(u32, i64)],
+        last: bool,
+    ) -> Result<(), CheckpointError> {
         let sequence = self.staged.to_le_bytes();
         let epoch = self.highest_epoch.to_le_bytes();
         let losses = encode_losses(self.losses);
-        let mut meta: Vec<(&str, &[u8])> = vec![(META_HIGHEST_EPOCH, &epoch), (META_LOSSES, &losses)];
+        let mut meta: Vec<(&str, &[u8])> =
+            vec![(META_HIGHEST_EPOCH, &epoch), (META_LOSSES, &losses)];
         if last {
             meta.push((META_CHECKPOINT, &sequence));
         }
-        self.directory.catalog().commit(changes, &meta, pack_live).map_err(CheckpointError::Catalog)
+        self.directory
+            .catalog()
+            .commit(changes, &meta, pack_live)
+            .map_err(CheckpointError::Catalog)
     }
 
     fn finish_stream(&self, entry: &Taken) {
@@ -167,7 +194,9 @@ impl Checkpoint<'_> {
         drop(state);
         self.directory.forget(&entry.stream);
         if let Err(error) = self.cold.remove_stream(&entry.extents) {
-            eprintln!("millstream: could not remove files of a deleted stream, the next start will: {error}");
+            eprintln!(
+                "millstream: could not remove files of a deleted stream, the next start will: {error}"
+            );
         }
     }
 
@@ -189,23 +218,47 @@ fn take(stream: &Arc<Stream>) -> Taken {
     let extents = state.extents.as_ref().clone();
     let applied_sequence = state.applied_sequence;
     if state.life == Life::Gone {
-        return Taken { stream: Arc::clone(stream), snapshot: None, hot: None, extents, base_records: 0, applied_sequence };
+        return Taken {
+            stream: Arc::clone(stream),
+            snapshot: None,
+            hot: None,
+            extents,
+            base_records: 0,
+            applied_sequence,
+        };
     }
     let mut value = Vec::with_capacity(192 + stream.path.len());
     snapshot::encode(&stream.path, &stream.content_type, &state, &mut value);
     let base_records = state.cold_records;
     state.hot.freeze();
     let tail = state.tail;
-    let hot = (!state.hot.is_empty()).then(|| Arc::new(std::mem::replace(&mut state.hot, Hot::starting_at(tail))));
+    let hot = (!state.hot.is_empty())
+        .then(|| Arc::new(std::mem::replace(&mut state.hot, Hot::starting_at(tail))));
     state.flushing.clone_from(&hot);
-    Taken { stream: Arc::clone(stream), snapshot: Some(value), hot, extents, base_records, applied_sequence }
+    Taken {
+        stream: Arc::clone(stream),
+        snapshot: Some(value),
+        hot,
+        extents,
+        base_records,
+        applied_sequence,
+    }
 }
 
 fn encode_losses(losses: &Losses) -> Vec<u8> {
-    losses.unclean_starts.iter().flat_map(|epoch| epoch.to_le_bytes()).collect()
+    losses
+        .unclean_starts
+        .iter()
+        .flat_map(|epoch| epoch.to_le_bytes())
+        .collect()
 }
 
 pub fn decode_losses(bytes: Option<&[u8]>) -> Losses {
     let epochs = bytes.unwrap_or(&[]).chunks_exact(8);
-    Losses { unclean_starts: epochs.filter_map(|chunk| chunk.try_into().ok()).map(u64::from_le_bytes).collect() }
+    Losses {
+        unclean_starts: epochs
+            .filter_map(|chunk| chunk.try_into().ok())
+            .map(u64::from_le_bytes)
+            .collect(),
+    }
 }

@@ -85,10 +85,14 @@ impl Directory {
         if let Some(found) = slot.get(path) {
             return Ok(Some(Arc::clone(&found.0)));
         }
-        let Some(value) = self.catalog.get(path.as_bytes())? else { return Ok(None) };
+        let Some(value) = self.catalog.get(path.as_bytes())? else {
+            return Ok(None);
+        };
         let stream = Arc::new(self.decode(&value, path)?);
         slot.insert(ByPath(Arc::clone(&stream)));
-        self.id_slot(stream.id).lock().insert(stream.id, Arc::clone(&stream));
+        self.id_slot(stream.id)
+            .lock()
+            .insert(stream.id, Arc::clone(&stream));
         self.metrics.streams_cached.add(1);
         Ok(Some(stream))
     }
@@ -98,32 +102,46 @@ impl Directory {
         if let Some(stream) = self.id_slot(id).lock().get(&id) {
             return Ok(Some(Arc::clone(stream)));
         }
-        let Some(path) = self.catalog.path_of(id)? else { return Ok(None) };
+        let Some(path) = self.catalog.path_of(id)? else {
+            return Ok(None);
+        };
         let Ok(path) = std::str::from_utf8(&path) else {
-            return Err(CatalogError::Corrupt(format!("path of stream {} is not UTF-8", id.0)));
+            return Err(CatalogError::Corrupt(format!(
+                "path of stream {} is not UTF-8",
+                id.0
+            )));
         };
         Ok(self.get(path)?.filter(|stream| stream.id == id))
     }
 
     fn decode(&self, value: &[u8], path: &str) -> Result<Stream, CatalogError> {
-        let decoded = snapshot::unseal(value).and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
+        let decoded = snapshot::unseal(value)
+            .and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
         if let Some(stream) = &decoded {
             // Renewals are logged only now and then: what was not logged before a restart is given back.
             if let Some(expiry) = stream.lock().expiry.as_mut() {
-                let slack = if expiry.ttl_seconds.is_some() { expiry.touch_interval_ms() } else { 0 };
+                let slack = if expiry.ttl_seconds.is_some() {
+                    expiry.touch_interval_ms()
+                } else {
+                    0
+                };
                 expiry.last_access_ms = expiry.last_access_ms.saturating_add(slack);
             }
         }
         decoded
             .filter(|stream| &*stream.path == path)
-            .ok_or_else(|| CatalogError::Corrupt(format!("entry of stream {path:?} does not decode")))
+            .ok_or_else(|| {
+                CatalogError::Corrupt(format!("entry of stream {path:?} does not decode"))
+            })
     }
 
     /// Puts a new incarnation in place, over a deleted one if there is one.
     pub fn insert(&self, stream: &Arc<Stream>) {
         let mut slot = self.path_slot(&stream.path).lock();
         slot.replace(ByPath(Arc::clone(stream)));
-        self.id_slot(stream.id).lock().insert(stream.id, Arc::clone(stream));
+        self.id_slot(stream.id)
+            .lock()
+            .insert(stream.id, Arc::clone(stream));
         self.metrics.streams_cached.add(1);
     }
 
@@ -135,7 +153,9 @@ impl Directory {
             return false;
         }
         slot.replace(ByPath(Arc::clone(stream)));
-        self.id_slot(stream.id).lock().insert(stream.id, Arc::clone(stream));
+        self.id_slot(stream.id)
+            .lock()
+            .insert(stream.id, Arc::clone(stream));
         self.metrics.streams_cached.add(1);
         true
     }
@@ -154,7 +174,10 @@ impl Directory {
     /// Forgets a purged stream, once the catalog has.
     pub fn forget(&self, stream: &Stream) {
         let mut slot = self.path_slot(&stream.path).lock();
-        if slot.get(&*stream.path).is_some_and(|found| found.0.id == stream.id) {
+        if slot
+            .get(&*stream.path)
+            .is_some_and(|found| found.0.id == stream.id)
+        {
             slot.remove(&*stream.path);
         }
         if self.id_slot(stream.id).lock().remove(&stream.id).is_some() {
@@ -183,7 +206,9 @@ impl Directory {
         let mut found = BTreeMap::new();
         for slot in &self.by_path {
             let slot = slot.lock();
-            let matching = slot.iter().filter(|entry| entry.0.path.starts_with(prefix) && &*entry.0.path > after);
+            let matching = slot
+                .iter()
+                .filter(|entry| entry.0.path.starts_with(prefix) && &*entry.0.path > after);
             found.extend(matching.map(|entry| (entry.0.path.clone(), Arc::clone(&entry.0))));
         }
         found
@@ -194,7 +219,17 @@ impl Directory {
         let mut found = Vec::new();
         for slot in &self.by_path {
             let slot = slot.lock();
-            found.extend(slot.iter().filter(|entry| entry.0.expires && entry.0.try_lock().is_some_and(|state| state.expired(now_ms))).map(|entry| Arc::clone(&entry.0)));
+            found.extend(
+                slot.iter()
+                    .filter(|entry| {
+                        entry.0.expires
+                            && entry
+                                .0
+                                .try_lock()
+                                .is_some_and(|state| state.expired(now_ms))
+                    })
+                    .map(|entry| Arc::clone(&entry.0)),
+            );
         }
         found
     }
@@ -214,10 +249,16 @@ impl Directory {
                     return true;
                 }
                 let mut ids = self.id_slot(entry.0.id).lock();
-                let Some(state) = entry.0.try_lock() else { return true };
-                let idle = Arc::strong_count(&entry.0) == 2 && !state.dirty && state.life != Life::Gone;
+                let Some(state) = entry.0.try_lock() else {
+                    return true;
+                };
+                let idle =
+                    Arc::strong_count(&entry.0) == 2 && !state.dirty && state.life != Life::Gone;
                 // Streams that expire stay: the sweeper must see them, and renewals live in memory.
-                let evictable = idle && state.flushing.is_none() && state.expiry.is_none() && entry.0.watchers() == 0;
+                let evictable = idle
+                    && state.flushing.is_none()
+                    && state.expiry.is_none()
+                    && entry.0.watchers() == 0;
                 drop(state);
                 if evictable {
                     ids.remove(&entry.0.id);
@@ -238,7 +279,11 @@ impl Directory {
         if types.len() > 1024 {
             types.retain(|_, value| Arc::strong_count(value) > 1);
         }
-        Arc::clone(types.entry(text.into()).or_insert_with(|| Arc::new(ContentType::new(text))))
+        Arc::clone(
+            types
+                .entry(text.into())
+                .or_insert_with(|| Arc::new(ContentType::new(text))),
+        )
     }
 
     pub fn catalog(&self) -> &Catalog {

@@ -13,7 +13,9 @@ pub struct DirectoryLock {
 
 impl DirectoryLock {
     pub fn acquire(root: &Path) -> Result<DirectoryLock, EngineError> {
-        std::fs::create_dir_all(root).map_err(|error| EngineError::io(&format!("data directory {}", root.display()), error))?;
+        std::fs::create_dir_all(root).map_err(|error| {
+            EngineError::io(&format!("data directory {}", root.display()), error)
+        })?;
         let path = root.join("lock");
         let file = OpenOptions::new()
             .create(true)
@@ -23,7 +25,10 @@ impl DirectoryLock {
             .map_err(|error| EngineError::io(&path.display().to_string(), error))?;
         // SAFETY: flock takes a descriptor that `file` keeps open; it has no memory effects.
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let detail = format!("the data directory {} is in use by another server", root.display());
+            let detail = format!(
+                "the data directory {} is in use by another server",
+                root.display()
+            );
             return Err(EngineError::new("directory_locked", detail));
         }
         Ok(DirectoryLock { _file: file })

@@ -12,7 +12,8 @@
 use std::sync::Arc;
 
 use crate::codec::{
-    BATCH_HEADER_BYTES, BatchHeader, FILE_HEADER_BYTES, FLAG_MORE, FRAME_HEADER_BYTES, Frame, FrameKind, parse_file_header, seal_batch,
+    BATCH_HEADER_BYTES, BatchHeader, FILE_HEADER_BYTES, FLAG_MORE, FRAME_HEADER_BYTES, Frame,
+    FrameKind, parse_file_header, seal_batch,
 };
 use crate::config::Config;
 use crate::error::EngineError;
@@ -51,31 +52,58 @@ pub struct Recovered {
     pub clean: bool,
 }
 
-pub fn recover(config: &Config, doors: &Doors, metrics: &Arc<Metrics>, progress: &mut dyn FnMut(&str)) -> Result<Recovered, EngineError> {
+pub fn recover(
+    config: &Config,
+    doors: &Doors,
+    metrics: &Arc<Metrics>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Recovered, EngineError> {
     let disk = &*doors.disk;
     let fresh = check_format(disk)?;
     let names = log_files(disk)?;
     check_presence(disk, fresh, names.is_empty())?;
-    let catalog = Arc::new(Catalog::open(Arc::clone(&doors.disk)).map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?);
+    let catalog = Arc::new(
+        Catalog::open(Arc::clone(&doors.disk))
+            .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?,
+    );
     let meta_number = |name: &str| -> Result<u64, EngineError> {
-        let value = catalog.meta(name).map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
-        Ok(value.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes))
+        let value = catalog
+            .meta(name)
+            .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
+        Ok(value
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u64::from_le_bytes))
     };
     let checkpoint = meta_number(META_CHECKPOINT)?;
     let highest_epoch = meta_number(META_HIGHEST_EPOCH)?;
-    let losses = catalog.meta(META_LOSSES).map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
-    let cold = ColdStore::new(Arc::clone(&doors.disk), OPEN_FILES_MAX).map_err(|error| EngineError::io("cold store", error))?;
+    let losses = catalog
+        .meta(META_LOSSES)
+        .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
+    let cold = ColdStore::new(Arc::clone(&doors.disk), OPEN_FILES_MAX)
+        .map_err(|error| EngineError::io("cold store", error))?;
     let directory = Directory::new(catalog, Arc::clone(metrics));
 
     let mut scan = Scan::open(disk, &names, checkpoint)?;
-    let mut replay = Replay::new(&directory, metrics, decode_losses(losses.as_deref()), highest_epoch);
+    let mut replay = Replay::new(
+        &directory,
+        metrics,
+        decode_losses(losses.as_deref()),
+        highest_epoch,
+    );
     scan.run(&mut replay, progress)?;
     replay.finish()?;
-    let (losses, highest_epoch, clean) = (replay.losses.clone(), replay.highest_epoch, replay.clean || (fresh && names.is_empty()));
+    let (losses, highest_epoch, clean) = (
+        replay.losses.clone(),
+        replay.highest_epoch,
+        replay.clean || (fresh && names.is_empty()),
+    );
     let (unneeded, frames) = (std::mem::take(&mut replay.unneeded), replay.frames);
     let started = begin_new_file(doors, &scan, config, losses, highest_epoch, clean)?;
     if frames > 0 {
-        progress(&format!("recovered {frames} frames from {} log files", names.len()));
+        progress(&format!(
+            "recovered {frames} frames from {} log files",
+            names.len()
+        ));
     }
     metrics.wal_retained_bytes.set(scan.retained_bytes);
     Ok(Recovered {
@@ -84,7 +112,11 @@ pub fn recover(config: &Config, doors: &Doors, metrics: &Arc<Metrics>, progress:
         current: started.file,
         position: started.position,
         next_sequence: started.next_sequence,
-        retained: scan.files.into_iter().map(|file| (file.wal, file.last_sequence)).collect(),
+        retained: scan
+            .files
+            .into_iter()
+            .map(|file| (file.wal, file.last_sequence))
+            .collect(),
         losses: started.losses,
         highest_epoch: started.highest_epoch,
         highest_generation: started.generation,
@@ -107,14 +139,33 @@ fn check_format(disk: &dyn Disk) -> Result<bool, EngineError> {
         }
         if count > 0 {
             let found = String::from_utf8_lossy(&bytes[..count]).trim().to_owned();
-            return Err(EngineError::new("format_unknown", format!("the data directory has format {found:?}; this version reads \"millstream 1\"")));
+            return Err(EngineError::new(
+                "format_unknown",
+                format!(
+                    "the data directory has format {found:?}; this version reads \"millstream 1\""
+                ),
+            ));
         }
-    } else if let Some(foreign) = present.iter().find(|entry| entry.name == "wal" || entry.name == CATALOG_FILE) {
-        return Err(EngineError::new("format_missing", format!("the data directory has {:?} but no format file", foreign.name)));
+    } else if let Some(foreign) = present
+        .iter()
+        .find(|entry| entry.name == "wal" || entry.name == CATALOG_FILE)
+    {
+        return Err(EngineError::new(
+            "format_missing",
+            format!(
+                "the data directory has {:?} but no format file",
+                foreign.name
+            ),
+        ));
     }
     disk.create_dir_all(WAL_DIR).map_err(io_error)?;
-    let file = disk.open(FORMAT_FILE, OpenMode::CreateOrOpen).map_err(io_error)?;
-    write_all_at(&*file, FORMAT, 0).and_then(|()| file.sync_all()).and_then(|()| disk.sync_dir("")).map_err(io_error)?;
+    let file = disk
+        .open(FORMAT_FILE, OpenMode::CreateOrOpen)
+        .map_err(io_error)?;
+    write_all_at(&*file, FORMAT, 0)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| disk.sync_dir(""))
+        .map_err(io_error)?;
     Ok(true)
 }
 
@@ -128,7 +179,10 @@ fn log_files(disk: &dyn Disk) -> Result<Vec<u64>, EngineError> {
     for entry in entries {
         match generation_of(&entry.name) {
             Some(generation) => generations.push(generation),
-            None => eprintln!("millstream: ignoring foreign file {}/{}", WAL_DIR, entry.name),
+            None => eprintln!(
+                "millstream: ignoring foreign file {}/{}",
+                WAL_DIR, entry.name
+            ),
         }
     }
     generations.sort_unstable();
@@ -137,13 +191,21 @@ fn log_files(disk: &dyn Disk) -> Result<Vec<u64>, EngineError> {
 
 /// A directory that was in use has both a log and a catalog; one without the other lost a part.
 fn check_presence(disk: &dyn Disk, fresh: bool, no_log: bool) -> Result<(), EngineError> {
-    let entries = disk.list("").map_err(|error| EngineError::io("data directory", error))?;
+    let entries = disk
+        .list("")
+        .map_err(|error| EngineError::io("data directory", error))?;
     let catalog = entries.iter().any(|entry| entry.name == CATALOG_FILE);
     if !fresh && catalog && no_log {
-        return Err(EngineError::new("log_missing", "the catalog is there but the log directory is empty or missing; is a device not mounted?"));
+        return Err(EngineError::new(
+            "log_missing",
+            "the catalog is there but the log directory is empty or missing; is a device not mounted?",
+        ));
     }
     if !catalog && !no_log {
-        return Err(EngineError::new("catalog_missing", "the log is there but the catalog is missing; restore catalog.redb or move the directory aside"));
+        return Err(EngineError::new(
+            "catalog_missing",
+            "the log is there but the catalog is missing; restore catalog.redb or move the directory aside",
+        ));
     }
     Ok(())
 }
@@ -179,12 +241,21 @@ impl Scan {
             let capacity = file.len().map_err(io_error)?;
             let mut head = vec![0u8; FILE_HEADER_BYTES as usize + BATCH_HEADER_BYTES];
             let count = read_up_to_at(&*file, &mut head, 0).map_err(io_error)?;
-            let first = BatchHeader::decode(head[..count].get(FILE_HEADER_BYTES as usize..).unwrap_or(&[]), *generation);
+            let first = BatchHeader::decode(
+                head[..count]
+                    .get(FILE_HEADER_BYTES as usize..)
+                    .unwrap_or(&[]),
+                *generation,
+            );
             if parse_file_header(&head[..count]) != Some(*generation) && first.is_some() {
                 return Err(corrupt(&name, 0, "the file header is damaged"));
             }
             files.push(LogFile {
-                wal: WalFile { generation: *generation, file, capacity },
+                wal: WalFile {
+                    generation: *generation,
+                    file,
+                    capacity,
+                },
                 name,
                 first_sequence: first.map(|header| header.first_sequence),
                 last_sequence: 0,
@@ -193,8 +264,17 @@ impl Scan {
         let first = files.iter().find_map(|file| file.first_sequence);
         let next_sequence = first.unwrap_or(checkpoint + 1);
         if next_sequence > checkpoint + 1 {
-            let name = files.iter().find(|file| file.first_sequence.is_some()).map_or("", |file| &file.name);
-            return Err(corrupt(name, 0, &format!("the log begins at {next_sequence} but the last checkpoint is {checkpoint}: a log file is missing")));
+            let name = files
+                .iter()
+                .find(|file| file.first_sequence.is_some())
+                .map_or("", |file| &file.name);
+            return Err(corrupt(
+                name,
+                0,
+                &format!(
+                    "the log begins at {next_sequence} but the last checkpoint is {checkpoint}: a log file is missing"
+                ),
+            ));
         }
         Ok(Scan {
             files,
@@ -207,44 +287,90 @@ impl Scan {
         })
     }
 
-    fn run(&mut self, replay: &mut Replay<'_>, progress: &mut dyn FnMut(&str)) -> Result<(), EngineError> {
+    fn run(
+        &mut self,
+        replay: &mut Replay<'_>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), EngineError> {
         for number in 0..self.files.len() {
-            let Some(first) = self.files[number].first_sequence else { continue };
+            let Some(first) = self.files[number].first_sequence else {
+                continue;
+            };
             // Frames that a later start copied into its own file count there.
-            let later = self.files[number + 1..].iter().filter_map(|file| file.first_sequence).min();
+            let later = self.files[number + 1..]
+                .iter()
+                .filter_map(|file| file.first_sequence)
+                .min();
             if first > self.next_sequence {
                 let name = &self.files[number].name;
-                return Err(corrupt(name, FILE_HEADER_BYTES, &format!("it begins at {first} where {} is expected", self.next_sequence)));
+                return Err(corrupt(
+                    name,
+                    FILE_HEADER_BYTES,
+                    &format!(
+                        "it begins at {first} where {} is expected",
+                        self.next_sequence
+                    ),
+                ));
             }
             let stopped_at = self.run_file(number, later.unwrap_or(u64::MAX), replay, progress)?;
             self.files[number].last_sequence = self.next_sequence - 1;
             if let Some(later) = later.filter(|later| self.next_sequence < *later) {
                 let name = &self.files[number].name;
-                return Err(corrupt(name, stopped_at, &format!("frame {} is damaged, but the log goes on at {later}", self.next_sequence)));
+                return Err(corrupt(
+                    name,
+                    stopped_at,
+                    &format!(
+                        "frame {} is damaged, but the log goes on at {later}",
+                        self.next_sequence
+                    ),
+                ));
             }
             if later.is_none() {
                 self.check_torn_tail(number, stopped_at)?;
             }
         }
         if self.next_sequence <= self.checkpoint {
-            return Err(corrupt(WAL_DIR, 0, &format!("the log ends at {} before the checkpoint {}", self.next_sequence - 1, self.checkpoint)));
+            return Err(corrupt(
+                WAL_DIR,
+                0,
+                &format!(
+                    "the log ends at {} before the checkpoint {}",
+                    self.next_sequence - 1,
+                    self.checkpoint
+                ),
+            ));
         }
         Ok(())
     }
 
     /// Replays one file up to (not including) sequence `limit`. Returns the byte where it stopped.
-    fn run_file(&mut self, number: usize, limit: u64, replay: &mut Replay<'_>, progress: &mut dyn FnMut(&str)) -> Result<u64, EngineError> {
+    fn run_file(
+        &mut self,
+        number: usize,
+        limit: u64,
+        replay: &mut Replay<'_>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<u64, EngineError> {
         let (file, generation, name) = {
             let file = &self.files[number];
-            (Arc::clone(&file.wal.file), file.wal.generation, file.name.clone())
+            (
+                Arc::clone(&file.wal.file),
+                file.wal.generation,
+                file.name.clone(),
+            )
         };
         let mut reader = FileReader::new(&*file);
         let io_error = |error| EngineError::io(&name, error);
         let mut position = FILE_HEADER_BYTES;
         // Within a file sequences go on without a hole, so the first one a batch may have is known.
-        let mut expected = self.files[number].first_sequence.unwrap_or(self.next_sequence);
+        let mut expected = self.files[number]
+            .first_sequence
+            .unwrap_or(self.next_sequence);
         loop {
-            let Some(header) = BatchHeader::decode(reader.at(position, BATCH_HEADER_BYTES).map_err(io_error)?, generation) else {
+            let Some(header) = BatchHeader::decode(
+                reader.at(position, BATCH_HEADER_BYTES).map_err(io_error)?,
+                generation,
+            ) else {
                 return Ok(position);
             };
             if header.first_sequence != expected {
@@ -252,7 +378,9 @@ impl Scan {
             }
             self.prove(header.synced_up_to);
             let start = position + BATCH_HEADER_BYTES as u64;
-            let bytes = reader.at(start, header.frame_bytes as usize).map_err(io_error)?;
+            let bytes = reader
+                .at(start, header.frame_bytes as usize)
+                .map_err(io_error)?;
             let batch = whole_groups(bytes, generation, &header);
             for (frame, raw) in &batch.frames {
                 if frame.sequence >= self.next_sequence && frame.sequence < limit {
@@ -280,7 +408,8 @@ impl Scan {
     fn prove(&mut self, synced_up_to: u64) {
         if synced_up_to > self.synced {
             self.synced = synced_up_to;
-            self.unproven.retain(|(sequence, _)| *sequence > synced_up_to);
+            self.unproven
+                .retain(|(sequence, _)| *sequence > synced_up_to);
         }
     }
 
@@ -290,7 +419,9 @@ impl Scan {
         let mut reader = FileReader::new(&*file.wal.file);
         let mut position = stopped_at;
         while position + (BATCH_HEADER_BYTES as u64) <= file.wal.capacity {
-            let window = reader.at(position, READ_PIECE_BYTES).map_err(|error| EngineError::io(&file.name, error))?;
+            let window = reader
+                .at(position, READ_PIECE_BYTES)
+                .map_err(|error| EngineError::io(&file.name, error))?;
             let Some(found) = memchr::memmem::find(window, b"MSB1") else {
                 if window.len() < READ_PIECE_BYTES {
                     break;
@@ -299,12 +430,17 @@ impl Scan {
                 continue;
             };
             position += found as u64;
-            let header = reader.at(position, BATCH_HEADER_BYTES).map_err(|error| EngineError::io(&file.name, error))?;
-            if let Some(header) = BatchHeader::decode(header, file.wal.generation) {
-                if header.synced_up_to >= self.next_sequence {
-                    let what = format!("frame {} is damaged, but it was synced: frames up to {} were", self.next_sequence, header.synced_up_to);
-                    return Err(corrupt(&file.name, stopped_at, &what));
-                }
+            let header = reader
+                .at(position, BATCH_HEADER_BYTES)
+                .map_err(|error| EngineError::io(&file.name, error))?;
+            if let Some(header) = BatchHeader::decode(header, file.wal.generation)
+                && header.synced_up_to >= self.next_sequence
+            {
+                let what = format!(
+                    "frame {} is damaged, but it was synced: frames up to {} were",
+                    self.next_sequence, header.synced_up_to
+                );
+                return Err(corrupt(&file.name, stopped_at, &what));
             }
             position += 4;
         }
@@ -333,10 +469,17 @@ fn whole_groups<'b>(bytes: &'b [u8], generation: u64, header: &BatchHeader) -> B
         }
     }
     let whole = frames.len() == header.frames as usize && at == header.frame_bytes as usize;
-    while frames.last().is_some_and(|(frame, _)| frame.flags & FLAG_MORE != 0) {
+    while frames
+        .last()
+        .is_some_and(|(frame, _)| frame.flags & FLAG_MORE != 0)
+    {
         frames.pop();
     }
-    BatchFrames { frames, valid_bytes: at as u64, whole }
+    BatchFrames {
+        frames,
+        valid_bytes: at as u64,
+        whole,
+    }
 }
 
 /// Reads a file forward in large pieces.
@@ -348,12 +491,17 @@ struct FileReader<'f> {
 
 impl<'f> FileReader<'f> {
     fn new(file: &'f dyn DiskFile) -> FileReader<'f> {
-        FileReader { file, buffer: Vec::new(), start: 0 }
+        FileReader {
+            file,
+            buffer: Vec::new(),
+            start: 0,
+        }
     }
 
     /// Up to `length` bytes at `position`; fewer only at the end of the file.
     fn at(&mut self, position: u64, length: usize) -> std::io::Result<&[u8]> {
-        let inside = position >= self.start && position + length as u64 <= self.start + self.buffer.len() as u64;
+        let inside = position >= self.start
+            && position + length as u64 <= self.start + self.buffer.len() as u64;
         if !inside {
             self.buffer.resize(length.max(READ_PIECE_BYTES), 0);
             let count = read_up_to_at(self.file, &mut self.buffer, position)?;
@@ -395,10 +543,18 @@ fn begin_new_file(
     let copied: u64 = scan.unproven.iter().map(|(_, raw)| raw.len() as u64).sum();
     let generation = scan.highest_generation + 1;
     let batches = copied / BATCH_MAX_BYTES as u64 + 2;
-    let need = FILE_HEADER_BYTES + copied + (batches + 1) * (BATCH_HEADER_BYTES + FRAME_HEADER_BYTES + 64) as u64;
-    let capacity = (need + WAL_FIRST_FILE_BYTES / 2).max(WAL_FIRST_FILE_BYTES.min(config.wal_file_bytes_effective()));
+    let need = FILE_HEADER_BYTES
+        + copied
+        + (batches + 1) * (BATCH_HEADER_BYTES + FRAME_HEADER_BYTES + 64) as u64;
+    let capacity = (need + WAL_FIRST_FILE_BYTES / 2)
+        .max(WAL_FIRST_FILE_BYTES.min(config.wal_file_bytes_effective()));
     let file = prepare_new(&*doors.disk, generation, capacity).map_err(io_error)?;
-    let mut writer = NewFile { file, position: FILE_HEADER_BYTES, synced: scan.synced, number: 0 };
+    let mut writer = NewFile {
+        file,
+        position: FILE_HEADER_BYTES,
+        synced: scan.synced,
+        number: 0,
+    };
     let mut batch = Vec::new();
     let mut first = 0;
     let mut frames = 0;
@@ -422,11 +578,22 @@ fn begin_new_file(
     batch.clear();
     batch.resize(BATCH_HEADER_BYTES, 0);
     let payload = epoch.to_le_bytes();
-    let start = Frame { sequence, payload: &payload, ..Frame::control(FrameKind::Start, StreamId(0), now_ms) };
+    let start = Frame {
+        sequence,
+        payload: &payload,
+        ..Frame::control(FrameKind::Start, StreamId(0), now_ms)
+    };
     start.encode(&mut batch);
     writer.write(&mut batch, sequence, 1).map_err(io_error)?;
     writer.file.file.sync().map_err(io_error)?;
-    Ok(Started { position: writer.position, file: writer.file, next_sequence: sequence + 1, losses, highest_epoch, generation })
+    Ok(Started {
+        position: writer.position,
+        file: writer.file,
+        next_sequence: sequence + 1,
+        losses,
+        highest_epoch,
+        generation,
+    })
 }
 
 struct NewFile {

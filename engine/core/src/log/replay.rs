@@ -32,7 +32,12 @@ pub struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    pub fn new(directory: &'a Directory, metrics: &'a Metrics, losses: Losses, highest_epoch: u64) -> Replay<'a> {
+    pub fn new(
+        directory: &'a Directory,
+        metrics: &'a Metrics,
+        losses: Losses,
+        highest_epoch: u64,
+    ) -> Replay<'a> {
         Replay {
             directory,
             metrics,
@@ -58,7 +63,9 @@ impl<'a> Replay<'a> {
     }
 
     fn start(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
-        let epoch = Reader::new(frame.payload).u64().ok_or_else(|| disagree(frame, "the start frame is too short"))?;
+        let epoch = Reader::new(frame.payload)
+            .u64()
+            .ok_or_else(|| disagree(frame, "the start frame is too short"))?;
         if epoch != 0 && !self.losses.unclean_starts.contains(&epoch) {
             self.losses.unclean_starts.push(epoch);
         }
@@ -69,7 +76,10 @@ impl<'a> Replay<'a> {
     fn create(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
         let decoded = snapshot::decode(frame.extra, |text| self.directory.intern(text));
         let stream = decoded.ok_or_else(|| disagree(frame, "the configuration does not decode"))?;
-        let found = self.directory.get(&stream.path).map_err(|error| disagree(frame, &error.to_string()))?;
+        let found = self
+            .directory
+            .get(&stream.path)
+            .map_err(|error| disagree(frame, &error.to_string()))?;
         if let Some(existing) = found {
             if existing.id == frame.stream {
                 return Ok(());
@@ -96,7 +106,10 @@ impl<'a> Replay<'a> {
     }
 
     fn change(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
-        let found = self.directory.get_by_id(frame.stream).map_err(|error| disagree(frame, &error.to_string()))?;
+        let found = self
+            .directory
+            .get_by_id(frame.stream)
+            .map_err(|error| disagree(frame, &error.to_string()))?;
         let Some(stream) = found else {
             if frame.kind == FrameKind::Purge {
                 self.unknown.remove(&frame.stream);
@@ -123,7 +136,13 @@ impl<'a> Replay<'a> {
         }
         state.applied_sequence = frame.sequence;
         state.publish_applied();
-        self.metrics.hot_bytes.add(if frame.kind == FrameKind::Append { frame.payload.len() as u64 } else { 0 });
+        self.metrics
+            .hot_bytes
+            .add(if frame.kind == FrameKind::Append {
+                frame.payload.len() as u64
+            } else {
+                0
+            });
         self.note_unneeded(&stream, &state);
         Ok(())
     }
@@ -140,7 +159,10 @@ impl<'a> Replay<'a> {
             None => Ok(()),
             Some(id) => Err(EngineError::new(
                 "log_and_catalog_disagree",
-                format!("the log has frames of stream {} which the catalog does not know; was the catalog replaced?", id.0),
+                format!(
+                    "the log has frames of stream {} which the catalog does not know; was the catalog replaced?",
+                    id.0
+                ),
             )),
         }
     }
@@ -148,9 +170,16 @@ impl<'a> Replay<'a> {
 
 fn apply_append(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
     if frame.position != state.tail {
-        return Err(disagree(frame, &format!("it appends at {} but the stream ends at {}", frame.position, state.tail)));
+        return Err(disagree(
+            frame,
+            &format!(
+                "it appends at {} but the stream ends at {}",
+                frame.position, state.tail
+            ),
+        ));
     }
-    let extra = AppendExtra::decode(frame.flags, frame.extra).ok_or_else(|| disagree(frame, "the producer tuple does not decode"))?;
+    let extra = AppendExtra::decode(frame.flags, frame.extra)
+        .ok_or_else(|| disagree(frame, "the producer tuple does not decode"))?;
     state.apply_append(&AppliedAppend {
         sequence: frame.sequence,
         position: frame.position,
@@ -174,6 +203,9 @@ fn touch(state: &mut StreamState, time_ms: u64) {
 fn disagree(frame: &Frame<'_>, what: &str) -> EngineError {
     EngineError::new(
         "log_and_catalog_disagree",
-        format!("frame {} of stream {} cannot be applied: {what}", frame.sequence, frame.stream.0),
+        format!(
+            "frame {} of stream {} cannot be applied: {what}",
+            frame.sequence, frame.stream.0
+        ),
     )
 }

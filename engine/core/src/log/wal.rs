@@ -35,7 +35,9 @@ pub fn file_name(generation: u64) -> String {
 /// Generation that a file name stands for; `None` for foreign files.
 pub fn generation_of(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(".wal")?;
-    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+    (digits.len() == 16)
+        .then(|| u64::from_str_radix(digits, 16).ok())
+        .flatten()
 }
 
 /// Makes a new file ready: zeros, header, everything synced, directory included.
@@ -48,7 +50,11 @@ pub fn prepare_new(disk: &dyn Disk, generation: u64, capacity: u64) -> io::Resul
         disk.remove(&name)?;
         return Err(error);
     }
-    Ok(WalFile { generation, file, capacity })
+    Ok(WalFile {
+        generation,
+        file,
+        capacity,
+    })
 }
 
 fn write_zeros(file: &dyn DiskFile, generation: u64, capacity: u64) -> io::Result<()> {
@@ -71,7 +77,11 @@ pub fn prepare_recycled(disk: &dyn Disk, old: &WalFile, generation: u64) -> io::
     write_all_at(&*file, &file_header(generation), 0)?;
     file.sync_all()?;
     disk.sync_dir(WAL_DIR)?;
-    Ok(WalFile { generation, file, capacity: old.capacity })
+    Ok(WalFile {
+        generation,
+        file,
+        capacity: old.capacity,
+    })
 }
 
 /// Where a sealed batch goes.
@@ -92,7 +102,11 @@ pub struct WalCursor {
 impl WalCursor {
     /// Goes on behind what a start has already written into its file.
     pub fn resume(file: WalFile, position: u64) -> WalCursor {
-        WalCursor { current: Arc::new(file), position, spares: VecDeque::new() }
+        WalCursor {
+            current: Arc::new(file),
+            position,
+            spares: VecDeque::new(),
+        }
     }
 
     pub fn add_spare(&mut self, file: WalFile) {
@@ -107,7 +121,10 @@ impl WalCursor {
     pub fn has_room(&self, batch_bytes: u64, control: bool) -> bool {
         let reserve = if control { 0 } else { WAL_RESERVE_BYTES };
         let fits = |room: u64| batch_bytes + reserve <= room;
-        let next_room = self.spares.front().map_or(0, |file| file.capacity - FILE_HEADER_BYTES);
+        let next_room = self
+            .spares
+            .front()
+            .map_or(0, |file| file.capacity - FILE_HEADER_BYTES);
         fits(self.current.capacity - self.position) || fits(next_room)
     }
 
@@ -125,6 +142,10 @@ impl WalCursor {
         }
         let position = self.position;
         self.position += batch_bytes;
-        Some(Placement { file: Arc::clone(&self.current), position, left })
+        Some(Placement {
+            file: Arc::clone(&self.current),
+            position,
+            left,
+        })
     }
 }

@@ -32,20 +32,45 @@ impl Reactor {
         let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
         if stream.content_type.media != Media::Json || body.is_empty() {
             let records = u32::from(!body.is_empty());
-            return self.engine.append(&stream, &request, body, Ok(records), self.now_ms, &mut self.write_scratch);
+            return self.engine.append(
+                &stream,
+                &request,
+                body,
+                Ok(records),
+                self.now_ms,
+                &mut self.write_scratch,
+            );
         }
         self.wire.clear();
-        let records = json::flatten_into(body, &mut self.wire).map_err(|error| json_refusal(&error));
-        let result = self.engine.append(&stream, &request, &self.wire, records, self.now_ms, &mut self.write_scratch);
+        let records =
+            json::flatten_into(body, &mut self.wire).map_err(|error| json_refusal(&error));
+        let result = self.engine.append(
+            &stream,
+            &request,
+            &self.wire,
+            records,
+            self.now_ms,
+            &mut self.write_scratch,
+        );
         if self.wire.capacity() > 1 << 20 {
             self.wire = Vec::new();
         }
         result
     }
 
-    fn render_appended(&self, conn: &mut Conn, head: &Head<'_>, appended: &Appended, close_only: bool) {
+    fn render_appended(
+        &self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        appended: &Appended,
+        close_only: bool,
+    ) {
         let with_producer = appended.producer.is_some();
-        let status = if with_producer && !appended.duplicate && !close_only { 200 } else { 204 };
+        let status = if with_producer && !appended.duplicate && !close_only {
+            200
+        } else {
+            204
+        };
         let reply = self.reply_for(conn, head);
         let out = &mut conn.output;
         respond::begin(out, status, &reply);
@@ -63,7 +88,9 @@ impl Reactor {
 
 fn parse_append<'b>(head: &Head<'b>, body: &[u8]) -> Result<AppendRequest<'b>, Refusal> {
     Ok(AppendRequest {
-        content_type: head.get(Known::ContentType).filter(|value| !value.is_empty()),
+        content_type: head
+            .get(Known::ContentType)
+            .filter(|value| !value.is_empty()),
         body_empty: body.is_empty(),
         close: head.get(Known::StreamClosed).is_some_and(is_true),
         producer: parse_producer(head)?,
@@ -73,22 +100,35 @@ fn parse_append<'b>(head: &Head<'b>, body: &[u8]) -> Result<AppendRequest<'b>, R
 }
 
 fn parse_producer<'b>(head: &Head<'b>) -> Result<Option<ProducerTag<'b>>, Refusal> {
-    let parts = (head.get(Known::ProducerId), head.get(Known::ProducerEpoch), head.get(Known::ProducerSeq));
+    let parts = (
+        head.get(Known::ProducerId),
+        head.get(Known::ProducerEpoch),
+        head.get(Known::ProducerSeq),
+    );
     let invalid = |detail: &'static str| Refusal::with(ErrorCode::ProducerInvalid, detail);
     match parts {
         (None, None, None) => Ok(None),
         (Some(id), Some(epoch), Some(seq)) => {
-            let epoch = parse_decimal_u64(epoch).ok_or_else(|| invalid("Producer-Epoch is not a decimal integer."))?;
-            let seq = parse_decimal_u64(seq).ok_or_else(|| invalid("Producer-Seq is not a decimal integer."))?;
+            let epoch = parse_decimal_u64(epoch)
+                .ok_or_else(|| invalid("Producer-Epoch is not a decimal integer."))?;
+            let seq = parse_decimal_u64(seq)
+                .ok_or_else(|| invalid("Producer-Seq is not a decimal integer."))?;
             Ok(Some(ProducerTag { id, epoch, seq }))
         }
-        _ => Err(invalid("Producer-Id, Producer-Epoch and Producer-Seq belong together.")),
+        _ => Err(invalid(
+            "Producer-Id, Producer-Epoch and Producer-Seq belong together.",
+        )),
     }
 }
 
 fn parse_if_match(value: &[u8]) -> Result<Offset, Refusal> {
-    let inner = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
-    inner
-        .and_then(Offset::parse)
-        .ok_or_else(|| Refusal::with(ErrorCode::BadRequest, "If-Match must be one quoted offset of this stream."))
+    let inner = value
+        .strip_prefix(b"\"")
+        .and_then(|rest| rest.strip_suffix(b"\""));
+    inner.and_then(Offset::parse).ok_or_else(|| {
+        Refusal::with(
+            ErrorCode::BadRequest,
+            "If-Match must be one quoted offset of this stream.",
+        )
+    })
 }

@@ -127,14 +127,20 @@ impl Conn {
     }
 
     pub fn open_gates(&mut self, synced: u64) {
-        while self.gates.front().is_some_and(|gate| gate.sequence <= synced) {
+        while self
+            .gates
+            .front()
+            .is_some_and(|gate| gate.sequence <= synced)
+        {
             self.gates.pop_front();
         }
     }
 
     /// Drops every reply that is still held back. Returns whether there was one.
     pub fn drop_gated(&mut self) -> bool {
-        let Some(first) = self.gates.front() else { return false };
+        let Some(first) = self.gates.front() else {
+            return false;
+        };
         self.output.truncate(first.start);
         self.gates.clear();
         true
@@ -142,7 +148,9 @@ impl Conn {
 
     /// End of what may be sent now.
     pub fn sendable(&self) -> usize {
-        self.gates.front().map_or(self.output.len(), |gate| gate.start)
+        self.gates
+            .front()
+            .map_or(self.output.len(), |gate| gate.start)
     }
 
     pub fn has_sendable(&self) -> bool {

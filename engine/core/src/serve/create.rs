@@ -44,7 +44,11 @@ impl Reactor {
         if created.new {
             respond::header(out, "Location", &location);
         }
-        respond::header(out, "Content-Type", created.stream.content_type.text.as_bytes());
+        respond::header(
+            out,
+            "Content-Type",
+            created.stream.content_type.text.as_bytes(),
+        );
         respond::next_offset(out, created.offset);
         if created.closed {
             respond::header(out, "Stream-Closed", b"true");
@@ -59,9 +63,14 @@ impl Reactor {
         if let Some(public) = &self.engine.config.public_url {
             url.extend_from_slice(public.trim_end_matches('/').as_bytes());
         } else {
-            let https = head.get(Known::XForwardedProto).is_some_and(|proto| proto.eq_ignore_ascii_case(b"https"));
+            let https = head
+                .get(Known::XForwardedProto)
+                .is_some_and(|proto| proto.eq_ignore_ascii_case(b"https"));
             url.extend_from_slice(if https { b"https://" } else { b"http://" });
-            let host = head.get(Known::XForwardedHost).or_else(|| head.get(Known::Host)).unwrap_or(b"localhost");
+            let host = head
+                .get(Known::XForwardedHost)
+                .or_else(|| head.get(Known::Host))
+                .unwrap_or(b"localhost");
             url.extend_from_slice(host);
         }
         url.extend_from_slice(head.path);
@@ -87,18 +96,34 @@ impl Reactor {
     }
 }
 
-fn parse_create<'b>(head: &Head<'b>, source_path: Option<&'b str>) -> Result<CreateRequest<'b>, Refusal> {
+fn parse_create<'b>(
+    head: &Head<'b>,
+    source_path: Option<&'b str>,
+) -> Result<CreateRequest<'b>, Refusal> {
     let bad = |detail: &'static str| Refusal::with(ErrorCode::BadRequest, detail);
     let (ttl, expires_at) = (head.get(Known::StreamTtl), head.get(Known::StreamExpiresAt));
     if ttl.is_some() && expires_at.is_some() {
         return Err(bad("Stream-TTL and Stream-Expires-At exclude each other."));
     }
-    let ttl_seconds = ttl.map(|value| parse_ttl(value).ok_or_else(|| bad("Stream-TTL must be whole seconds up to a hundred years."))).transpose()?;
+    let ttl_seconds = ttl
+        .map(|value| {
+            parse_ttl(value)
+                .ok_or_else(|| bad("Stream-TTL must be whole seconds up to a hundred years."))
+        })
+        .transpose()?;
     let expires_at_ms = expires_at
-        .map(|value| std::str::from_utf8(value).ok().and_then(parse_rfc3339).ok_or_else(|| bad("Stream-Expires-At must be an RFC 3339 date.")))
+        .map(|value| {
+            std::str::from_utf8(value)
+                .ok()
+                .and_then(parse_rfc3339)
+                .ok_or_else(|| bad("Stream-Expires-At must be an RFC 3339 date."))
+        })
         .transpose()?;
     let content_type = match head.get(Known::ContentType) {
-        Some(value) => Some(std::str::from_utf8(value).map_err(|_| bad("Content-Type is not text."))?).filter(|text| !text.trim().is_empty()),
+        Some(value) => {
+            Some(std::str::from_utf8(value).map_err(|_| bad("Content-Type is not text."))?)
+                .filter(|text| !text.trim().is_empty())
+        }
         None => None,
     };
     Ok(CreateRequest {
@@ -106,7 +131,10 @@ fn parse_create<'b>(head: &Head<'b>, source_path: Option<&'b str>) -> Result<Cre
         ttl_seconds,
         expires_at_ms,
         closed: head.get(Known::StreamClosed).is_some_and(is_true),
-        class: head.get(Known::StreamDurability).map(parse_class).transpose()?,
+        class: head
+            .get(Known::StreamDurability)
+            .map(parse_class)
+            .transpose()?,
         fork: parse_fork(head, source_path)?,
     })
 }
@@ -120,32 +148,63 @@ fn parse_ttl(value: &[u8]) -> Option<u64> {
 }
 
 fn parse_class(value: &[u8]) -> Result<Class, Refusal> {
-    let class = std::str::from_utf8(value).ok().and_then(Class::parse).ok_or(ErrorCode::DurabilityUnknown)?;
-    if class.available() { Ok(class) } else { Err(ErrorCode::DurabilityUnavailable.into()) }
+    let class = std::str::from_utf8(value)
+        .ok()
+        .and_then(Class::parse)
+        .ok_or(ErrorCode::DurabilityUnknown)?;
+    if class.available() {
+        Ok(class)
+    } else {
+        Err(ErrorCode::DurabilityUnavailable.into())
+    }
 }
 
-fn parse_fork<'b>(head: &Head<'b>, source_path: Option<&'b str>) -> Result<Option<ForkRequest<'b>>, Refusal> {
+fn parse_fork<'b>(
+    head: &Head<'b>,
+    source_path: Option<&'b str>,
+) -> Result<Option<ForkRequest<'b>>, Refusal> {
     let bad = |detail: &'static str| Refusal::with(ErrorCode::ForkOffsetInvalid, detail);
-    let (offset, sub_offset) = (head.get(Known::StreamForkOffset), head.get(Known::StreamForkSubOffset));
-    let offset = offset.map(|value| Offset::parse(value).ok_or_else(|| bad("Stream-Fork-Offset is not an offset."))).transpose()?;
+    let (offset, sub_offset) = (
+        head.get(Known::StreamForkOffset),
+        head.get(Known::StreamForkSubOffset),
+    );
+    let offset = offset
+        .map(|value| {
+            Offset::parse(value).ok_or_else(|| bad("Stream-Fork-Offset is not an offset."))
+        })
+        .transpose()?;
     let Some(source_path) = source_path else {
         if offset.is_some() || sub_offset.is_some() {
-            return Err(bad("Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From."));
+            return Err(bad(
+                "Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From.",
+            ));
         }
         return Ok(None);
     };
-    let strict = |value: &[u8]| parse_decimal_u64(value).filter(|_| value.len() == 1 || value[0] != b'0');
+    let strict =
+        |value: &[u8]| parse_decimal_u64(value).filter(|_| value.len() == 1 || value[0] != b'0');
     let sub_offset = match sub_offset {
-        Some(value) => strict(value).ok_or_else(|| bad("Stream-Fork-Sub-Offset must be a whole number."))?,
+        Some(value) => {
+            strict(value).ok_or_else(|| bad("Stream-Fork-Sub-Offset must be a whole number."))?
+        }
         None => 0,
     };
-    Ok(Some(ForkRequest { source_path, offset, sub_offset }))
+    Ok(Some(ForkRequest {
+        source_path,
+        offset,
+        sub_offset,
+    }))
 }
 
 /// The source as a path below the stream root; the root itself may be written or left out.
 fn parse_source_path(value: &[u8]) -> Result<String, Refusal> {
     let raw = value.strip_prefix(STREAM_ROOT).unwrap_or(value);
-    let path = stream_path(raw).map_err(|_| Refusal::with(ErrorCode::BadRequest, "Stream-Forked-From is not a stream's path."))?;
+    let path = stream_path(raw).map_err(|_| {
+        Refusal::with(
+            ErrorCode::BadRequest,
+            "Stream-Forked-From is not a stream's path.",
+        )
+    })?;
     if path.starts_with("__ds/") {
         return Err(ErrorCode::ForkSourceMissing.into());
     }

@@ -21,22 +21,32 @@ impl Listener {
         let named = format!("{host}:{port}");
         let address = (host, port)
             .to_socket_addrs()
-            .map_err(|error| EngineError::new("bind_failed", format!("cannot resolve {named}: {error}")))?
+            .map_err(|error| {
+                EngineError::new("bind_failed", format!("cannot resolve {named}: {error}"))
+            })?
             .next()
             .ok_or_else(|| EngineError::new("bind_failed", format!("{named} has no address")))?;
         match bind_socket(address) {
             Ok(listener) => Ok(listener),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                Err(EngineError::new("port_in_use", format!("{named} is already in use")))
-            }
-            Err(error) => Err(EngineError::new("bind_failed", format!("cannot bind {named}: {error}"))),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(EngineError::new(
+                "port_in_use",
+                format!("{named} is already in use"),
+            )),
+            Err(error) => Err(EngineError::new(
+                "bind_failed",
+                format!("cannot bind {named}: {error}"),
+            )),
         }
     }
 
     pub fn listen(&self) -> io::Result<()> {
         // SAFETY: no pointers.
         let result = unsafe { libc::listen(self.socket.as_raw_fd(), BACKLOG) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     pub fn descriptor(&self) -> RawFd {
@@ -45,9 +55,19 @@ impl Listener {
 }
 
 fn bind_socket(address: SocketAddr) -> io::Result<Listener> {
-    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let family = if address.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     // SAFETY: no pointers; the result is checked before it is owned.
-    let descriptor = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    let descriptor = unsafe {
+        libc::socket(
+            family,
+            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        )
+    };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -59,22 +79,38 @@ fn bind_socket(address: SocketAddr) -> io::Result<Listener> {
             let raw = libc::sockaddr_in {
                 sin_family: libc::AF_INET as libc::sa_family_t,
                 sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_addr: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(v4.ip().octets()),
+                },
                 sin_zero: [0; 8],
             };
             // SAFETY: a live sockaddr_in with its size.
-            unsafe { libc::bind(descriptor, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+            unsafe {
+                libc::bind(
+                    descriptor,
+                    (&raw const raw).cast(),
+                    size_of_val(&raw) as libc::socklen_t,
+                )
+            }
         }
         SocketAddr::V6(v6) => {
             let raw = libc::sockaddr_in6 {
                 sin6_family: libc::AF_INET6 as libc::sa_family_t,
                 sin6_port: v6.port().to_be(),
                 sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_addr: libc::in6_addr {
+                    s6_addr: v6.ip().octets(),
+                },
                 sin6_scope_id: v6.scope_id(),
             };
             // SAFETY: a live sockaddr_in6 with its size.
-            unsafe { libc::bind(descriptor, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+            unsafe {
+                libc::bind(
+                    descriptor,
+                    (&raw const raw).cast(),
+                    size_of_val(&raw) as libc::socklen_t,
+                )
+            }
         }
     };
     if result < 0 {
@@ -82,5 +118,8 @@ fn bind_socket(address: SocketAddr) -> io::Result<Listener> {
     }
     let bound = std::net::TcpListener::from(socket);
     let address = bound.local_addr()?;
-    Ok(Listener { socket: bound.into(), address })
+    Ok(Listener {
+        socket: bound.into(),
+        address,
+    })
 }

@@ -71,7 +71,14 @@ impl Reactor {
         }
     }
 
-    pub fn long_poll(&mut self, conn: &mut Conn, head: &Head<'_>, stream: Arc<Stream>, plan: ReadPlan, cursor: Option<u64>) -> Result<Flow, Refusal> {
+    pub fn long_poll(
+        &mut self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        stream: Arc<Stream>,
+        plan: ReadPlan,
+        cursor: Option<u64>,
+    ) -> Result<Flow, Refusal> {
         let poll = LongPoll {
             stream,
             position: plan.position,
@@ -82,7 +89,8 @@ impl Reactor {
         };
         let nothing_yet = {
             let state = poll.stream.lock();
-            let waits = state.visible.tail <= poll.position && !state.visible.closed && poll.gap.is_none();
+            let waits =
+                state.visible.tail <= poll.position && !state.visible.closed && poll.gap.is_none();
             if waits {
                 poll.stream.watch(self.number);
             }
@@ -100,11 +108,25 @@ impl Reactor {
 
     /// Answers a poll with what there is now: data, the end, or nothing.
     fn answer_poll(&mut self, conn: &mut Conn, poll: &LongPoll) -> Result<Flow, Refusal> {
-        let window = self.window(&poll.stream, poll.position, self.engine.config.read_window_bytes)?;
+        let window = self.window(
+            &poll.stream,
+            poll.position,
+            self.engine.config.read_window_bytes,
+        )?;
         let cursor = self.cursor_for(poll.cursor);
-        let reply = Reply { date: &self.date, cors: poll.cors, keep_alive: conn.keep_alive, head_only: false, control: false };
+        let reply = Reply {
+            date: &self.date,
+            cors: poll.cors,
+            keep_alive: conn.keep_alive,
+            head_only: false,
+            control: false,
+        };
         if window.end > window.start || poll.gap.is_some() {
-            let cache: &[u8] = if poll.gap.is_some() { b"no-store" } else { b"no-cache" };
+            let cache: &[u8] = if poll.gap.is_some() {
+                b"no-store"
+            } else {
+                b"no-cache"
+            };
             return self.send_window_as(conn, &reply, &poll.stream, &window, poll.gap, |out| {
                 respond::number_header(out, "Stream-Cursor", cursor);
                 respond::header(out, "Cache-Control", cache);
@@ -125,10 +147,14 @@ impl Reactor {
 
     /// A waiting poll ends: woken, timed out, or its stream is gone.
     pub fn finish_poll(&mut self, conn: &mut Conn, timed_out: bool) {
-        let Phase::LongPoll(poll) = std::mem::replace(&mut conn.phase, Phase::Request) else { return };
+        let Phase::LongPoll(poll) = std::mem::replace(&mut conn.phase, Phase::Request) else {
+            return;
+        };
         let gone = {
             let state = poll.stream.lock();
-            let idle = state.visible.tail <= poll.position && !state.visible.closed && state.life == Life::Live;
+            let idle = state.visible.tail <= poll.position
+                && !state.visible.closed
+                && state.life == Life::Live;
             if idle && !timed_out && !self.stopping {
                 drop(state);
                 conn.phase = Phase::LongPoll(poll);
@@ -149,13 +175,26 @@ impl Reactor {
             None => self.answer_poll(conn, &poll).map(|_| ()),
         };
         if let Err(refusal) = result {
-            let reply = Reply { date: &self.date, cors: true, keep_alive: conn.keep_alive, head_only: false, control: false };
+            let reply = Reply {
+                date: &self.date,
+                cors: true,
+                keep_alive: conn.keep_alive,
+                head_only: false,
+                control: false,
+            };
             respond::problem(&mut conn.output, &refusal, &reply);
         }
         self.after_answer(conn);
     }
 
-    pub fn begin_sse(&mut self, conn: &mut Conn, head: &Head<'_>, stream: Arc<Stream>, plan: ReadPlan, cursor: Option<u64>) -> Result<Flow, Refusal> {
+    pub fn begin_sse(
+        &mut self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        stream: Arc<Stream>,
+        plan: ReadPlan,
+        cursor: Option<u64>,
+    ) -> Result<Flow, Refusal> {
         let chunked = head.minor_version > 0;
         if !chunked {
             conn.keep_alive = false;
@@ -178,7 +217,9 @@ impl Reactor {
             return Ok(Flow::Done);
         }
         let current = self.cursor_for(None);
-        let ahead = cursor.filter(|client| *client >= current).map(|client| self.cursor_for(Some(client)));
+        let ahead = cursor
+            .filter(|client| *client >= current)
+            .map(|client| self.cursor_for(Some(client)));
         stream.watch(self.number);
         self.register(&stream, conn.token);
         self.engine.metrics.sse_subscribers.add(1);
@@ -200,7 +241,9 @@ impl Reactor {
     /// Gives the subscriber its next frame if it has room for one and there is something to say.
     pub fn pump_sse(&mut self, conn: &mut Conn) {
         let unsent = conn.unsent() > 0;
-        let Phase::Sse(sse) = &mut conn.phase else { return };
+        let Phase::Sse(sse) = &mut conn.phase else {
+            return;
+        };
         if sse.frame.is_some() || (unsent && sse.started) {
             return;
         }
@@ -222,7 +265,8 @@ impl Reactor {
         sse.started = true;
         let chunked = sse.chunked;
         let cached = self.shared_frame.as_ref().filter(|frame| {
-            let current = !frame.up_to_date || (frame.to == visible.tail && frame.ended == visible.closed);
+            let current =
+                !frame.up_to_date || (frame.to == visible.tail && frame.ended == visible.closed);
             !private && frame.stream == stream.id && frame.from == position && current
         });
         let (bytes, to, ended) = match cached {
@@ -250,7 +294,9 @@ impl Reactor {
                 }
             },
         };
-        let Phase::Sse(sse) = &mut conn.phase else { return };
+        let Phase::Sse(sse) = &mut conn.phase else {
+            return;
+        };
         sse.position = to;
         if private || ended {
             conn.output.extend_from_slice(&bytes);
@@ -263,11 +309,21 @@ impl Reactor {
     }
 
     /// One data event with everything up to the window's end (if there is anything), then its control event.
-    fn render_frame(&self, stream: &Arc<Stream>, position: u64, gap: Option<Gap>, cursor: u64, chunked: bool) -> Result<(Vec<u8>, Window), Refusal> {
+    fn render_frame(
+        &self,
+        stream: &Arc<Stream>,
+        position: u64,
+        gap: Option<Gap>,
+        cursor: u64,
+        chunked: bool,
+    ) -> Result<(Vec<u8>, Window), Refusal> {
         let window = self.window(stream, position, SSE_WINDOW_BYTES)?;
         let mut event = Vec::with_capacity(256 + (window.end - window.start) as usize * 3 / 2);
         if window.end > window.start {
-            let bytes = self.engine.read_range(stream, window.start, window.end).map_err(read_failed)?;
+            let bytes = self
+                .engine
+                .read_range(stream, window.start, window.end)
+                .map_err(read_failed)?;
             self.engine.metrics.read_bytes.add(bytes.len() as u64);
             render_data(&mut event, stream.content_type.media, &bytes);
         }
@@ -284,7 +340,9 @@ impl Reactor {
 
     /// Ends the event stream; the connection itself may go on.
     fn end_sse(&mut self, conn: &mut Conn) {
-        let Phase::Sse(sse) = std::mem::replace(&mut conn.phase, Phase::Request) else { return };
+        let Phase::Sse(sse) = std::mem::replace(&mut conn.phase, Phase::Request) else {
+            return;
+        };
         self.unregister(&sse.stream, conn.token);
         self.engine.metrics.sse_subscribers.sub(1);
         if let Some((bytes, sent)) = sse.frame {
@@ -309,13 +367,22 @@ impl Reactor {
         } else {
             let chunked = sse.chunked;
             conn.deadline_ms = self.now_ms + self.engine.config.sse_keepalive_ms;
-            conn.output.extend_from_slice(if chunked { b"e\r\n: keep-alive\n\n\r\n" } else { b": keep-alive\n\n" });
+            conn.output.extend_from_slice(if chunked {
+                b"e\r\n: keep-alive\n\n\r\n"
+            } else {
+                b": keep-alive\n\n"
+            });
         }
     }
 
     /// When a subscriber's next turn of the clock is due.
     pub fn sse_deadline(&self, sse: &Sse, blocked: bool) -> u64 {
-        let quiet = self.now_ms + if blocked { self.engine.config.send_timeout_ms } else { self.engine.config.sse_keepalive_ms };
+        let quiet = self.now_ms
+            + if blocked {
+                self.engine.config.send_timeout_ms
+            } else {
+                self.engine.config.sse_keepalive_ms
+            };
         quiet.min(sse.ends_ms.max(self.now_ms + 1))
     }
 }
@@ -395,7 +462,9 @@ fn put_base64(out: &mut Vec<u8>, bytes: &[u8]) {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     out.reserve(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
-        let word = u32::from(chunk[0]) << 16 | u32::from(*chunk.get(1).unwrap_or(&0)) << 8 | u32::from(*chunk.get(2).unwrap_or(&0));
+        let word = u32::from(chunk[0]) << 16
+            | u32::from(*chunk.get(1).unwrap_or(&0)) << 8
+            | u32::from(*chunk.get(2).unwrap_or(&0));
         let symbol = |shift: u32| ALPHABET[(word >> shift & 63) as usize];
         out.push(symbol(18));
         out.push(symbol(12));
@@ -416,15 +485,32 @@ mod tests {
 
     #[test]
     fn text_stays_inside_its_event() {
-        assert_eq!(rendered(Media::Text, b"a\r\nb\rc\n\nevent: x"), "event: data\ndata:a\ndata:b\ndata:c\ndata:\ndata:event: x\n\n");
-        assert_eq!(rendered(Media::Text, b" a\n b"), "event: data\ndata:  a\ndata:  b\n\n");
+        assert_eq!(
+            rendered(Media::Text, b"a\r\nb\rc\n\nevent: x"),
+            "event: data\ndata:a\ndata:b\ndata:c\ndata:\ndata:event: x\n\n"
+        );
+        assert_eq!(
+            rendered(Media::Text, b" a\n b"),
+            "event: data\ndata:  a\ndata:  b\n\n"
+        );
     }
 
     #[test]
     fn json_and_base64() {
-        assert_eq!(rendered(Media::Json, b"{\"a\":1},2,"), "event: data\ndata:[{\"a\":1},2]\n\n");
-        for (bytes, text) in [(&b"a"[..], "YQ=="), (b"ab", "YWI="), (b"abc", "YWJj"), (b"\xff\xfe\xfd\xfc", "//79/A==")] {
-            assert_eq!(rendered(Media::Binary, bytes), format!("event: data\ndata:{text}\n\n"));
+        assert_eq!(
+            rendered(Media::Json, b"{\"a\":1},2,"),
+            "event: data\ndata:[{\"a\":1},2]\n\n"
+        );
+        for (bytes, text) in [
+            (&b"a"[..], "YQ=="),
+            (b"ab", "YWI="),
+            (b"abc", "YWJj"),
+            (b"\xff\xfe\xfd\xfc", "//79/A=="),
+        ] {
+            assert_eq!(
+                rendered(Media::Binary, bytes),
+                format!("event: data\ndata:{text}\n\n")
+            );
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Sockets and HTTP: the data plane's front, and the way to the control plane.
 //!
-//! Reading order: `listener` (socket), `reactor` (event loop), `conn` (one connection), `http` (parsing),
-//! `route` (what is asked), then `append`, `create`, `read`, `live`, `proxy`; `respond` renders.
+//! Reading order: `server` (up and down), `listener` (socket), `reactor` (event loop), `connections` and `conn`,
+//! `http` (parsing), `requests` (framing and order), `route` (what is asked), then `append`, `create`, `read`,
+//! `live`, `proxy`; `respond` renders, `replies` holds back, `output` sends.
 
 pub mod append;
 pub mod conn;
+pub mod connections;
 pub mod create;
 pub mod http;
 pub mod listener;
@@ -13,6 +15,8 @@ pub mod output;
 pub mod proxy;
 pub mod reactor;
 pub mod read;
+pub mod replies;
+pub mod requests;
 pub mod respond;
 pub mod route;
 pub mod server;

@@ -42,10 +42,10 @@ impl Reactor {
         conn.in_flush_list = true;
         let token = conn.token;
         self.put_back(conn);
-        if let Some(Some(conn)) = self.connections.get_mut((token & 0xffff_ffff) as usize) {
-            if conn.token == token {
-                conn.in_flush_list = false;
-            }
+        if let Some(Some(conn)) = self.connections.get_mut((token & 0xffff_ffff) as usize)
+            && conn.token == token
+        {
+            conn.in_flush_list = false;
         }
     }
 
@@ -113,7 +113,9 @@ impl Reactor {
     fn send_body(&mut self, conn: &mut Conn) -> Sent {
         let descriptor = conn.descriptor();
         for _ in 0..PIECES_PER_TURN {
-            let Phase::Sending(sending) = &mut conn.phase else { return Sent::All };
+            let Phase::Sending(sending) = &mut conn.phase else {
+                return Sent::All;
+            };
             if sending.position == sending.end {
                 conn.output.extend(sending.suffix);
                 return self.body_is_sent(conn);
@@ -154,7 +156,9 @@ impl Reactor {
 
     fn send_frame(&mut self, conn: &mut Conn) -> Sent {
         loop {
-            let Phase::Sse(sse) = &mut conn.phase else { return Sent::All };
+            let Phase::Sse(sse) = &mut conn.phase else {
+                return Sent::All;
+            };
             if let Some((bytes, sent)) = sse.frame.take() {
                 match sys::send(conn.descriptor(), &bytes[sent..], false) {
                     Ok(count) if sent + count < bytes.len() => {
@@ -173,7 +177,9 @@ impl Reactor {
             if conn.dead {
                 return Sent::Dead;
             }
-            let Phase::Sse(sse) = &conn.phase else { return Sent::All };
+            let Phase::Sse(sse) = &conn.phase else {
+                return Sent::All;
+            };
             conn.deadline_ms = self.sse_deadline(sse, false);
             if sse.frame.is_none() {
                 return Sent::All;
@@ -190,22 +196,42 @@ impl Reactor {
 
 /// Sends one piece: shared memory as it is, file bytes by the kernel, the rest through one hot buffer.
 /// Returns how many bytes left and how many were offered.
-fn move_piece(engine: &Engine, buffer: &mut [u8], socket: RawFd, sending: &Sending) -> std::io::Result<(usize, usize)> {
+fn move_piece(
+    engine: &Engine,
+    buffer: &mut [u8],
+    socket: RawFd,
+    sending: &Sending,
+) -> std::io::Result<(usize, usize)> {
     let left = usize::try_from(sending.end - sending.position).unwrap_or(usize::MAX);
     let more = sending.suffix.is_some();
     if let Some((shared, belongs)) = engine.shared(&sending.stream, sending.position)? {
-        let count = (shared.bytes.len() - shared.from).min(left).min(usize::try_from(belongs).unwrap_or(usize::MAX));
-        let sent = sys::send(socket, &shared.bytes[shared.from..shared.from + count], more || count < left)?;
+        let count = (shared.bytes.len() - shared.from)
+            .min(left)
+            .min(usize::try_from(belongs).unwrap_or(usize::MAX));
+        let sent = sys::send(
+            socket,
+            &shared.bytes[shared.from..shared.from + count],
+            more || count < left,
+        )?;
         return Ok((sent, count));
     }
-    if let Some(piece) = engine.in_file(&sending.stream, sending.position)? {
-        if let Some(file) = piece.file.raw_fd() {
-            let count = left.min(usize::try_from(piece.len).unwrap_or(usize::MAX)).min(FILE_PIECE_BYTES);
-            return Ok((sys::send_file(socket, file, piece.file_position, count)?, count));
-        }
+    if let Some(piece) = engine.in_file(&sending.stream, sending.position)?
+        && let Some(file) = piece.file.raw_fd()
+    {
+        let count = left
+            .min(usize::try_from(piece.len).unwrap_or(usize::MAX))
+            .min(FILE_PIECE_BYTES);
+        return Ok((
+            sys::send_file(socket, file, piece.file_position, count)?,
+            count,
+        ));
     }
     let room = buffer.len().min(left);
     let count = engine.fill(&sending.stream, sending.position, &mut buffer[..room])?;
-    let sent = if count == 0 { 0 } else { sys::send(socket, &buffer[..count], more || count < left)? };
+    let sent = if count == 0 {
+        0
+    } else {
+        sys::send(socket, &buffer[..count], more || count < left)?
+    };
     Ok((sent, count))
 }

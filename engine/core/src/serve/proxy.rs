@@ -51,12 +51,20 @@ struct Upstream {
 
 impl Upstreams {
     pub fn new(socket_path: Option<String>) -> Upstreams {
-        Upstreams { socket_path, entries: Vec::new(), next_generation: 1 }
+        Upstreams {
+            socket_path,
+            entries: Vec::new(),
+            next_generation: 1,
+        }
     }
 
     fn take(&mut self, token: u64) -> Option<Upstream> {
         let slot = self.entries.get_mut((token & 0xffff_ffff) as usize)?;
-        if slot.as_ref()?.token == token { slot.take() } else { None }
+        if slot.as_ref()?.token == token {
+            slot.take()
+        } else {
+            None
+        }
     }
 
     fn put(&mut self, upstream: Upstream) {
@@ -82,16 +90,32 @@ impl Reactor {
             }
             Err(error) => {
                 let detail = format!("The control plane does not answer: {error}.");
-                self.answer_undone(conn, head, Undone::refused(Refusal::with(ErrorCode::ControlUnavailable, detail)))
+                self.answer_undone(
+                    conn,
+                    head,
+                    Undone::refused(Refusal::with(ErrorCode::ControlUnavailable, detail)),
+                )
             }
         }
     }
 
-    fn begin_upstream(&mut self, conn: u64, head: &Head<'_>, body: &[u8], cors: bool) -> io::Result<()> {
-        let path = self.upstreams.socket_path.clone().ok_or_else(|| io::Error::other("it is not running"))?;
+    fn begin_upstream(
+        &mut self,
+        conn: u64,
+        head: &Head<'_>,
+        body: &[u8],
+        cors: bool,
+    ) -> io::Result<()> {
+        let path = self
+            .upstreams
+            .socket_path
+            .clone()
+            .ok_or_else(|| io::Error::other("it is not running"))?;
         let index = match self.upstreams.entries.iter().position(Option::is_none) {
             Some(index) => index,
-            None if self.upstreams.entries.len() >= PROXY_CONCURRENT_MAX => return Err(io::Error::other("too many requests are under way")),
+            None if self.upstreams.entries.len() >= PROXY_CONCURRENT_MAX => {
+                return Err(io::Error::other("too many requests are under way"));
+            }
             None => {
                 self.upstreams.entries.push(None);
                 self.upstreams.entries.len() - 1
@@ -112,20 +136,29 @@ impl Reactor {
             cors,
             head_only: head.method == Method::Head,
         };
-        self.epoll.add(upstream.socket.as_raw_fd(), (libc::EPOLLIN | libc::EPOLLOUT) as u32, token)?;
+        self.epoll.add(
+            upstream.socket.as_raw_fd(),
+            (libc::EPOLLIN | libc::EPOLLOUT) as u32,
+            token,
+        )?;
         self.arm_upstream(token, self.now_ms + PROXY_TIMEOUT_MS);
         self.upstreams.put(upstream);
         Ok(())
     }
 
     pub fn upstream_event(&mut self, token: u64) {
-        let Some(mut upstream) = self.upstreams.take(token) else { return };
+        let Some(mut upstream) = self.upstreams.take(token) else {
+            return;
+        };
         match self.exchange(&mut upstream) {
             Ok(false) => self.upstreams.put(upstream),
             Ok(true) => self.deliver(upstream),
             Err(error) => {
                 let detail = format!("The control plane broke off: {error}.");
-                self.deliver_refusal(&upstream, Refusal::with(ErrorCode::ControlUnavailable, detail));
+                self.deliver_refusal(
+                    &upstream,
+                    Refusal::with(ErrorCode::ControlUnavailable, detail),
+                );
             }
         }
     }
@@ -138,7 +171,8 @@ impl Reactor {
                 Ok(count) => {
                     upstream.sent += count;
                     if upstream.sent == upstream.request.len() {
-                        self.epoll.modify(fd, libc::EPOLLIN as u32, upstream.token)?;
+                        self.epoll
+                            .modify(fd, libc::EPOLLIN as u32, upstream.token)?;
                     }
                 }
                 Err(error) if sys::would_block(&error) => break,
@@ -159,20 +193,39 @@ impl Reactor {
     }
 
     fn deliver(&mut self, upstream: Upstream) {
-        let Some(mut conn) = self.take(upstream.conn) else { return };
-        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only, control: !upstream.cors };
+        let Some(mut conn) = self.take(upstream.conn) else {
+            return;
+        };
+        let reply = Reply {
+            date: &self.date,
+            cors: upstream.cors,
+            keep_alive: conn.keep_alive,
+            head_only: upstream.head_only,
+            control: !upstream.cors,
+        };
         let start = conn.output.len();
         if render_response(&mut conn.output, &upstream.response, &reply).is_none() {
             conn.output.truncate(start);
-            let refusal = Refusal::with(ErrorCode::ControlUnavailable, "The control plane's answer was not whole.");
+            let refusal = Refusal::with(
+                ErrorCode::ControlUnavailable,
+                "The control plane's answer was not whole.",
+            );
             respond::problem(&mut conn.output, &refusal, &reply);
         }
         self.proxied_is_done(conn);
     }
 
     fn deliver_refusal(&mut self, upstream: &Upstream, refusal: Refusal) {
-        let Some(mut conn) = self.take(upstream.conn) else { return };
-        let reply = Reply { date: &self.date, cors: upstream.cors, keep_alive: conn.keep_alive, head_only: upstream.head_only, control: !upstream.cors };
+        let Some(mut conn) = self.take(upstream.conn) else {
+            return;
+        };
+        let reply = Reply {
+            date: &self.date,
+            cors: upstream.cors,
+            keep_alive: conn.keep_alive,
+            head_only: upstream.head_only,
+            control: !upstream.cors,
+        };
         respond::problem(&mut conn.output, &refusal, &reply);
         self.proxied_is_done(conn);
     }
@@ -191,7 +244,13 @@ impl Reactor {
 
     /// The client has left: its request is not waited for any more.
     pub fn forget_upstream(&mut self, conn: u64) {
-        let found = self.upstreams.entries.iter().flatten().find(|entry| entry.conn == conn).map(|entry| entry.token);
+        let found = self
+            .upstreams
+            .entries
+            .iter()
+            .flatten()
+            .find(|entry| entry.conn == conn)
+            .map(|entry| entry.token);
         if let Some(token) = found {
             drop(self.upstreams.take(token));
         }
@@ -199,7 +258,9 @@ impl Reactor {
 }
 
 fn is_dropped(name: &[u8]) -> bool {
-    DROPPED.iter().any(|dropped| name.eq_ignore_ascii_case(dropped.as_bytes()))
+    DROPPED
+        .iter()
+        .any(|dropped| name.eq_ignore_ascii_case(dropped.as_bytes()))
 }
 
 fn render_request(head: &Head<'_>, body: &[u8]) -> Vec<u8> {
@@ -229,14 +290,19 @@ fn render_request(head: &Head<'_>, body: &[u8]) -> Vec<u8> {
 fn render_response(out: &mut Vec<u8>, response: &[u8], reply: &Reply<'_>) -> Option<()> {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut parsed = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(head_len) = parsed.parse(response).ok()? else { return None };
+    let httparse::Status::Complete(head_len) = parsed.parse(response).ok()? else {
+        return None;
+    };
     let status = parsed.code?;
     let mut length = None;
     let mut chunked = false;
     respond::begin(out, status, reply);
     for header in parsed.headers.iter() {
         if header.name.eq_ignore_ascii_case("content-length") {
-            length = std::str::from_utf8(header.value).ok()?.parse::<usize>().ok();
+            length = std::str::from_utf8(header.value)
+                .ok()?
+                .parse::<usize>()
+                .ok();
         } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
             chunked = header.value.eq_ignore_ascii_case(b"chunked");
         } else if !is_dropped(header.name.as_bytes()) {
@@ -246,7 +312,9 @@ fn render_response(out: &mut Vec<u8>, response: &[u8], reply: &Reply<'_>) -> Opt
     let raw = &response[head_len..];
     let mut decoded = Vec::new();
     let body = if chunked {
-        let progress = ChunkDecoder::new(PROXY_RESPONSE_MAX_BYTES as u64).decode(raw, &mut decoded).ok()?;
+        let progress = ChunkDecoder::new(PROXY_RESPONSE_MAX_BYTES as u64)
+            .decode(raw, &mut decoded)
+            .ok()?;
         progress.done.then_some(decoded.as_slice())?
     } else {
         // An answer to HEAD names the length of what it does not send.
@@ -256,7 +324,11 @@ fn render_response(out: &mut Vec<u8>, response: &[u8], reply: &Reply<'_>) -> Opt
         raw
     };
     if status != 204 && status != 304 {
-        let named = if reply.head_only { length.unwrap_or(0) } else { body.len() };
+        let named = if reply.head_only {
+            length.unwrap_or(0)
+        } else {
+            body.len()
+        };
         respond::number_header(out, "Content-Length", named as u64);
     }
     out.extend_from_slice(b"\r\n");

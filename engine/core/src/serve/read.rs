@@ -62,23 +62,45 @@ impl Reactor {
         self.engine.metrics.reads.add(1);
         self.round_has_reads = true;
         match query.live {
-            None => self.catch_up(conn, head, &stream, &plan).map_err(Undone::refused),
-            Some(Live::LongPoll) => self.long_poll(conn, head, stream, plan, query.cursor).map_err(Undone::refused),
-            Some(Live::Sse) => self.begin_sse(conn, head, stream, plan, query.cursor).map_err(Undone::refused),
+            None => self
+                .catch_up(conn, head, &stream, &plan)
+                .map_err(Undone::refused),
+            Some(Live::LongPoll) => self
+                .long_poll(conn, head, stream, plan, query.cursor)
+                .map_err(Undone::refused),
+            Some(Live::Sse) => self
+                .begin_sse(conn, head, stream, plan, query.cursor)
+                .map_err(Undone::refused),
         }
     }
 
     fn plan_read(&self, stream: &Arc<Stream>, query: &ReadQuery) -> Result<ReadPlan, Refusal> {
-        let plain = |position| ReadPlan { position, gap: None, minted: false, now: false };
+        let plain = |position| ReadPlan {
+            position,
+            gap: None,
+            minted: false,
+            now: false,
+        };
         if let Some(count) = query.tail {
-            return self.engine.position_of_last(stream, count).map(plain).map_err(read_failed);
+            return self
+                .engine
+                .position_of_last(stream, count)
+                .map(plain)
+                .map_err(read_failed);
         }
         if let Some(time_ms) = query.since_ms {
-            return self.engine.position_at_time(stream, time_ms).map(plain).map_err(read_failed);
+            return self
+                .engine
+                .position_at_time(stream, time_ms)
+                .map(plain)
+                .map_err(read_failed);
         }
         let Some(text) = query.offset.as_deref() else {
             if query.live.is_some() {
-                return Err(Refusal::with(ErrorCode::OffsetInvalid, "A live read needs an offset."));
+                return Err(Refusal::with(
+                    ErrorCode::OffsetInvalid,
+                    "A live read needs an offset.",
+                ));
             }
             return Ok(plain(0));
         };
@@ -86,30 +108,70 @@ impl Reactor {
             return Ok(plain(0));
         }
         if text == b"now" {
-            return Ok(ReadPlan { now: true, ..plain(stream.lock().visible.tail) });
+            return Ok(ReadPlan {
+                now: true,
+                ..plain(stream.lock().visible.tail)
+            });
         }
         let offset = Offset::parse(text).ok_or(ErrorCode::OffsetInvalid)?;
         let (start, tail) = {
             let state = stream.lock();
-            (offsets::resolve(&state, &self.engine.losses, offset)?, state.visible.tail)
+            (
+                offsets::resolve(&state, &self.engine.losses, offset)?,
+                state.visible.tail,
+            )
         };
         let ReadStart { position, gap } = start;
-        if gap.is_none() && position != tail && !self.engine.is_boundary(stream, position).map_err(read_failed)? {
-            return Err(Refusal::with(ErrorCode::OffsetInvalid, "No append of this stream ends at this offset."));
+        if gap.is_none()
+            && position != tail
+            && !self
+                .engine
+                .is_boundary(stream, position)
+                .map_err(read_failed)?
+        {
+            return Err(Refusal::with(
+                ErrorCode::OffsetInvalid,
+                "No append of this stream ends at this offset.",
+            ));
         }
-        Ok(ReadPlan { position, gap, minted: offset != Offset::START, now: false })
+        Ok(ReadPlan {
+            position,
+            gap,
+            minted: offset != Offset::START,
+            now: false,
+        })
     }
 
     /// The window that begins at `position`, with everything about it seen at one moment.
-    pub fn window(&self, stream: &Arc<Stream>, position: u64, window_bytes: u64) -> Result<Window, Refusal> {
+    pub fn window(
+        &self,
+        stream: &Arc<Stream>,
+        position: u64,
+        window_bytes: u64,
+    ) -> Result<Window, Refusal> {
         let visible: Visible = stream.lock().visible;
-        let end = self.engine.window_end(stream, position, window_bytes, visible.tail).map_err(read_failed)?;
+        let end = self
+            .engine
+            .window_end(stream, position, window_bytes, visible.tail)
+            .map_err(read_failed)?;
         let next = offsets::offset_after(&stream.lock(), &self.engine.losses, end);
         let up_to_date = end == visible.tail;
-        Ok(Window { start: position, end, next, up_to_date, closed: visible.closed && up_to_date })
+        Ok(Window {
+            start: position,
+            end,
+            next,
+            up_to_date,
+            closed: visible.closed && up_to_date,
+        })
     }
 
-    fn catch_up(&mut self, conn: &mut Conn, head: &Head<'_>, stream: &Arc<Stream>, plan: &ReadPlan) -> Result<Flow, Refusal> {
+    fn catch_up(
+        &mut self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        stream: &Arc<Stream>,
+        plan: &ReadPlan,
+    ) -> Result<Flow, Refusal> {
         let window = self.window(stream, plan.position, self.engine.config.read_window_bytes)?;
         let etag = etag(stream, &window);
         if !plan.now && plan.gap.is_none() && none_match(head, &etag) {
@@ -154,7 +216,11 @@ impl Reactor {
     ) -> Result<Flow, Refusal> {
         let json = stream.content_type.media == Media::Json;
         let stored = window.end - window.start;
-        let length = if json { stored.saturating_sub(1) + 2 } else { stored };
+        let length = if json {
+            stored.saturating_sub(1) + 2
+        } else {
+            stored
+        };
         let start = conn.output.len();
         let out = &mut conn.output;
         respond::begin(out, 200, reply);
@@ -167,7 +233,13 @@ impl Reactor {
             respond::header(out, "Stream-Closed", b"true");
         }
         if let Some(gap) = gap {
-            let value = format!("from={}; to={}; reason={}; certain={}", gap.from, gap.to, gap.reason.name(), u8::from(gap.certain));
+            let value = format!(
+                "from={}; to={}; reason={}; certain={}",
+                gap.from,
+                gap.to,
+                gap.reason.name(),
+                u8::from(gap.certain)
+            );
             respond::header(out, "Stream-Gap", value.as_bytes());
         }
         self.render_identity(out, stream);
@@ -181,21 +253,40 @@ impl Reactor {
         if json {
             out.push(b'[');
         }
-        let body_end = if json && stored > 0 { window.end - 1 } else { window.end };
+        let body_end = if json && stored > 0 {
+            window.end - 1
+        } else {
+            window.end
+        };
         let suffix = json.then_some(b']');
         if stored <= INLINE_BODY_BYTES {
             return self.copy_body(conn, start, stream, window.start, body_end, suffix);
         }
-        let sending = Sending { stream: Arc::clone(stream), position: window.start, end: body_end, suffix };
+        let sending = Sending {
+            stream: Arc::clone(stream),
+            position: window.start,
+            end: body_end,
+            suffix,
+        };
         conn.phase = Phase::Sending(Box::new(sending));
         Ok(Flow::Done)
     }
 
-    fn copy_body(&self, conn: &mut Conn, start: usize, stream: &Arc<Stream>, mut position: u64, end: u64, suffix: Option<u8>) -> Result<Flow, Refusal> {
+    fn copy_body(
+        &self,
+        conn: &mut Conn,
+        start: usize,
+        stream: &Arc<Stream>,
+        mut position: u64,
+        end: u64,
+        suffix: Option<u8>,
+    ) -> Result<Flow, Refusal> {
         while position < end {
             let filled = conn.output.len();
             conn.output.resize(filled + (end - position) as usize, 0);
-            let result = self.engine.fill(stream, position, &mut conn.output[filled..]);
+            let result = self
+                .engine
+                .fill(stream, position, &mut conn.output[filled..]);
             let count = match result {
                 Ok(count) if count > 0 => count,
                 Ok(_) => {
@@ -247,8 +338,17 @@ impl Reactor {
         }
         let tail = self.engine.visible_tail(&state);
         let closed = state.visible.closed;
-        let expiry = state.expiry.as_deref().map(|expiry| (expiry.ttl_seconds, expiry.expires_at_ms));
-        let window = Window { start: 0, end: state.visible.tail, next: tail, up_to_date: true, closed };
+        let expiry = state
+            .expiry
+            .as_deref()
+            .map(|expiry| (expiry.ttl_seconds, expiry.expires_at_ms));
+        let window = Window {
+            start: 0,
+            end: state.visible.tail,
+            next: tail,
+            up_to_date: true,
+            closed,
+        };
         drop(state);
         let reply = self.reply_for(conn, head);
         let out = &mut conn.output;
@@ -275,7 +375,11 @@ impl Reactor {
 
     pub fn render_identity(&self, out: &mut Vec<u8>, stream: &Stream) {
         respond::number_header(out, "Stream-Incarnation", stream.id.0);
-        respond::header(out, "Stream-Durability", stream.lock().class.name().as_bytes());
+        respond::header(
+            out,
+            "Stream-Durability",
+            stream.lock().class.name().as_bytes(),
+        );
     }
 }
 
@@ -291,5 +395,6 @@ fn none_match(head: &Head<'_>, etag: &str) -> bool {
         let tag = tag.trim_ascii();
         tag == b"*" || tag.strip_prefix(b"W/").unwrap_or(tag) == etag.as_bytes()
     };
-    head.values(Known::IfNoneMatch).any(|line| line.split(|byte| *byte == b',').any(matches))
+    head.values(Known::IfNoneMatch)
+        .any(|line| line.split(|byte| *byte == b',').any(matches))
 }

@@ -62,7 +62,11 @@ pub fn begin(out: &mut Vec<u8>, status: u16, reply: &Reply<'_>) {
     out.extend_from_slice(b"\r\nDate: ");
     out.extend_from_slice(reply.date.as_bytes());
     out.extend_from_slice(b"\r\nX-Content-Type-Options: nosniff\r\n");
-    let policy: &[u8] = if reply.control { b"same-origin" } else { b"cross-origin" };
+    let policy: &[u8] = if reply.control {
+        b"same-origin"
+    } else {
+        b"cross-origin"
+    };
     header(out, "Cross-Origin-Resource-Policy", policy);
     if reply.cors {
         out.extend_from_slice(b"Access-Control-Allow-Origin: *\r\nAccess-Control-Expose-Headers: ");
@@ -173,8 +177,19 @@ pub fn put_json_string(out: &mut Vec<u8>, text: &str) {
 
 /// The answer to a preflight: what pages of other origins may do with streams.
 pub fn preflight(out: &mut Vec<u8>, reply: &Reply<'_>) {
-    begin(out, 204, &Reply { cors: true, ..*reply });
-    header(out, "Access-Control-Allow-Methods", b"GET, HEAD, POST, PUT, DELETE, OPTIONS");
+    begin(
+        out,
+        204,
+        &Reply {
+            cors: true,
+            ..*reply
+        },
+    );
+    header(
+        out,
+        "Access-Control-Allow-Methods",
+        b"GET, HEAD, POST, PUT, DELETE, OPTIONS",
+    );
     header(out, "Access-Control-Allow-Headers", ALLOWED.as_bytes());
     header(out, "Access-Control-Max-Age", b"86400");
     end_empty(out, 204);

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use crate::error::{ErrorCode, Refusal};
 use crate::limits::PATH_MAX_BYTES;
-use crate::serve::http::{Head, Known, Method, decode_query_component, percent_decode, query_pairs};
+use crate::serve::http::{
+    Head, Known, Method, decode_query_component, percent_decode, query_pairs,
+};
 
 pub const STREAM_ROOT: &[u8] = b"/v1/stream/";
 
@@ -49,19 +51,32 @@ pub fn stream_path(raw: &[u8]) -> Result<Cow<'_, str>, Refusal> {
     let bad = |detail: &'static str| Refusal::with(ErrorCode::BadRequest, detail);
     let decoded = percent_decode(raw).map_err(|_| bad("The path has a bad percent escape."))?;
     let path = match decoded {
-        Cow::Borrowed(bytes) => Cow::Borrowed(std::str::from_utf8(bytes).map_err(|_| bad("The path is not UTF-8."))?),
-        Cow::Owned(bytes) => Cow::Owned(String::from_utf8(bytes).map_err(|_| bad("The path is not UTF-8."))?),
+        Cow::Borrowed(bytes) => {
+            Cow::Borrowed(std::str::from_utf8(bytes).map_err(|_| bad("The path is not UTF-8."))?)
+        }
+        Cow::Owned(bytes) => {
+            Cow::Owned(String::from_utf8(bytes).map_err(|_| bad("The path is not UTF-8."))?)
+        }
     };
     if path.is_empty() {
-        return Err(Refusal::with(ErrorCode::NotFound, "A stream needs a name below /v1/stream/."));
+        return Err(Refusal::with(
+            ErrorCode::NotFound,
+            "A stream needs a name below /v1/stream/.",
+        ));
     }
     if path.len() > PATH_MAX_BYTES {
-        return Err(Refusal::with(ErrorCode::UriTooLong, "A stream's path has at most 1024 bytes."));
+        return Err(Refusal::with(
+            ErrorCode::UriTooLong,
+            "A stream's path has at most 1024 bytes.",
+        ));
     }
     if path.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
         return Err(bad("The path has a control character."));
     }
-    if path.split('/').any(|segment| segment == "." || segment == "..") {
+    if path
+        .split('/')
+        .any(|segment| segment == "." || segment == "..")
+    {
         return Err(bad("The path has a dot segment."));
     }
     Ok(path)
@@ -86,11 +101,18 @@ pub enum Live {
 pub fn read_query(query: Option<&[u8]>) -> Result<ReadQuery, Refusal> {
     let mut parsed = ReadQuery::default();
     for (key, raw) in query_pairs(query.unwrap_or(b"")) {
-        let value = || decode_query_component(raw).ok_or_else(|| Refusal::with(ErrorCode::BadRequest, "The query has a bad percent escape."));
+        let value = || {
+            decode_query_component(raw).ok_or_else(|| {
+                Refusal::with(ErrorCode::BadRequest, "The query has a bad percent escape.")
+            })
+        };
         match key {
             b"offset" => {
                 if parsed.offset.is_some() {
-                    return Err(Refusal::with(ErrorCode::OffsetInvalid, "offset is given more than once."));
+                    return Err(Refusal::with(
+                        ErrorCode::OffsetInvalid,
+                        "offset is given more than once.",
+                    ));
                 }
                 parsed.offset = Some(value()?);
             }
@@ -104,15 +126,24 @@ pub fn read_query(query: Option<&[u8]>) -> Result<ReadQuery, Refusal> {
             b"cursor" => parsed.cursor = crate::serve::http::parse_decimal_u64(&value()?),
             b"tail" => {
                 let count = crate::serve::http::parse_decimal_u64(&value()?);
-                parsed.tail = Some(count.ok_or_else(|| Refusal::with(ErrorCode::BadRequest, "tail must be a number of records."))?);
+                parsed.tail = Some(count.ok_or_else(|| {
+                    Refusal::with(ErrorCode::BadRequest, "tail must be a number of records.")
+                })?);
             }
             b"since" => parsed.since_ms = Some(parse_since(&value()?)?),
             _ => {}
         }
     }
-    let starts = [parsed.offset.is_some(), parsed.tail.is_some(), parsed.since_ms.is_some()];
+    let starts = [
+        parsed.offset.is_some(),
+        parsed.tail.is_some(),
+        parsed.since_ms.is_some(),
+    ];
     if starts.into_iter().filter(|given| *given).count() > 1 {
-        return Err(Refusal::with(ErrorCode::BadRequest, "offset, tail and since exclude each other."));
+        return Err(Refusal::with(
+            ErrorCode::BadRequest,
+            "offset, tail and since exclude each other.",
+        ));
     }
     Ok(parsed)
 }
@@ -122,7 +153,12 @@ fn parse_since(value: &[u8]) -> Result<u64, Refusal> {
     let text = std::str::from_utf8(value).ok();
     number
         .or_else(|| text.and_then(crate::serve::time::parse_rfc3339))
-        .ok_or_else(|| Refusal::with(ErrorCode::BadRequest, "since must be an RFC 3339 date or milliseconds since 1970."))
+        .ok_or_else(|| {
+            Refusal::with(
+                ErrorCode::BadRequest,
+                "since must be an RFC 3339 date or milliseconds since 1970.",
+            )
+        })
 }
 
 /// Whether the control plane may answer: only pages of its own origin, and on loopback only loopback names,
@@ -130,7 +166,9 @@ fn parse_since(value: &[u8]) -> Result<u64, Refusal> {
 pub fn check_control_origin(head: &Head<'_>, loopback: bool) -> Result<(), Refusal> {
     let host = head.get(Known::Host).unwrap_or(b"");
     if let Some(origin) = head.get(Known::Origin) {
-        let authority = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+        let authority = origin
+            .strip_prefix(b"http://")
+            .or_else(|| origin.strip_prefix(b"https://"));
         if authority != Some(host) {
             return Err(ErrorCode::OriginRefused.into());
         }
@@ -142,10 +180,15 @@ pub fn check_control_origin(head: &Head<'_>, loopback: bool) -> Result<(), Refus
 }
 
 fn is_loopback_name(host: &[u8]) -> bool {
-    let Ok(host) = std::str::from_utf8(host) else { return false };
+    let Ok(host) = std::str::from_utf8(host) else {
+        return false;
+    };
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(""),
         None => host.rsplit_once(':').map_or(host, |(name, _)| name),
     };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    name.eq_ignore_ascii_case("localhost")
+        || name
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }

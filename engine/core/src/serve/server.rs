@@ -37,32 +37,54 @@ impl Server {
     /// Locks, binds and recovers. Commit and maintenance run from here on; nobody is listened to yet.
     pub fn open(config: Config, progress: &mut dyn FnMut(&str)) -> Result<Server, EngineError> {
         let lock = DirectoryLock::acquire(Path::new(&config.data_dir))?;
-        let listener = if config.listen { Some(Arc::new(Listener::bind(&config.host, config.port)?)) } else { None };
-        let doors = Doors::real(&config.data_dir).map_err(|error| EngineError::io(&config.data_dir, error))?;
+        let listener = if config.listen {
+            Some(Arc::new(Listener::bind(&config.host, config.port)?))
+        } else {
+            None
+        };
+        let doors = Doors::real(&config.data_dir)
+            .map_err(|error| EngineError::io(&config.data_dir, error))?;
         let engine = Engine::open(config, doors, progress)?.engine;
         let mut threads = Threads::default();
         let committing = Arc::clone(&engine);
-        threads.commit = Some(spawn("commit", move || committing.shard.run_commit_thread())?);
+        threads.commit = Some(spawn("commit", move || {
+            committing.shard.run_commit_thread()
+        })?);
         let maintaining = Arc::clone(&engine);
         threads.maintenance = Some(spawn("maintain", move || maintaining.run_maintenance())?);
-        Ok(Server { engine, listener, threads: Mutex::new(threads), lock: Mutex::new(Some(lock)) })
+        Ok(Server {
+            engine,
+            listener,
+            threads: Mutex::new(threads),
+            lock: Mutex::new(Some(lock)),
+        })
     }
 
     /// Starts the reactors and listens.
     pub fn start(&self, control_socket: Option<&str>) -> Result<(), EngineError> {
-        let Some(listener) = &self.listener else { return Ok(()) };
+        let Some(listener) = &self.listener else {
+            return Ok(());
+        };
         let failed = |error| EngineError::io("reactor", error);
         let mut threads = self.threads.lock();
         for number in 0..self.engine.shard.mailboxes.len() {
             let socket = control_socket.map(str::to_owned);
-            let mut reactor = Reactor::new(number, Arc::clone(&self.engine), Arc::clone(listener), socket).map_err(failed)?;
+            let mut reactor = Reactor::new(
+                number,
+                Arc::clone(&self.engine),
+                Arc::clone(listener),
+                socket,
+            )
+            .map_err(failed)?;
             threads.reactors.push(spawn("reactor", move || {
                 if let Err(error) = reactor.run() {
                     eprintln!("millstream: a reactor ended: {error}");
                 }
             })?);
         }
-        listener.listen().map_err(|error| EngineError::io("listen", error))
+        listener
+            .listen()
+            .map_err(|error| EngineError::io("listen", error))
     }
 
     /// Drains, syncs, writes the clean mark, releases the directory. Returns whether a checkpoint was written too.
@@ -81,11 +103,18 @@ impl Server {
         if let Some(thread) = threads.maintenance.take() {
             join(thread, "maintenance");
         }
-        let small = self.engine.metrics.hot_bytes.get() <= STOP_CHECKPOINT_BYTES && self.engine.directory.dirty_count() <= 20_000;
-        let checkpointed = small && Instant::now() + Duration::from_millis(500) < ends && self.engine.checkpoint().is_ok();
-        let left = ends.saturating_duration_since(Instant::now()).max(Duration::from_millis(200));
+        let small = self.engine.metrics.hot_bytes.get() <= STOP_CHECKPOINT_BYTES
+            && self.engine.directory.dirty_count() <= 20_000;
+        let checkpointed = small
+            && Instant::now() + Duration::from_millis(500) < ends
+            && self.engine.checkpoint().is_ok();
+        let left = ends
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_millis(200));
         if !self.engine.write_clean_mark(left) {
-            eprintln!("millstream: the clean mark could not be written; the next start recovers as after a crash");
+            eprintln!(
+                "millstream: the clean mark could not be written; the next start recovers as after a crash"
+            );
         }
         self.engine.shard.stop_thread();
         if let Some(thread) = threads.commit.take() {

@@ -15,7 +15,8 @@ impl Epoll {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: a fresh descriptor that nothing else owns.
-        Ok(Epoll { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        Ok(Epoll { descriptor })
     }
 
     pub fn add(&self, fd: RawFd, interest: u32, token: u64) -> io::Result<()> {
@@ -31,16 +32,31 @@ impl Epoll {
     }
 
     fn control(&self, operation: i32, fd: RawFd, interest: u32, token: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: interest, u64: token };
+        let mut event = libc::epoll_event {
+            events: interest,
+            u64: token,
+        };
         // SAFETY: `event` lives through the call, which copies it.
-        let result = unsafe { libc::epoll_ctl(self.descriptor.as_raw_fd(), operation, fd, &mut event) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let result =
+            unsafe { libc::epoll_ctl(self.descriptor.as_raw_fd(), operation, fd, &mut event) };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// Waits for events; an interrupted wait is an empty one.
     pub fn wait(&self, events: &mut [libc::epoll_event], timeout_ms: i32) -> io::Result<usize> {
         // SAFETY: the kernel writes at most `events.len()` entries into the live slice.
-        let count = unsafe { libc::epoll_wait(self.descriptor.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, timeout_ms) };
+        let count = unsafe {
+            libc::epoll_wait(
+                self.descriptor.as_raw_fd(),
+                events.as_mut_ptr(),
+                events.len() as i32,
+                timeout_ms,
+            )
+        };
         if count >= 0 {
             return Ok(count as usize);
         }
@@ -54,8 +70,19 @@ impl Epoll {
 /// Receives into `buffer` without blocking.
 pub fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: writes at most `buffer.len()` bytes into the live slice.
-    let count = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
-    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+    let count = unsafe {
+        libc::recv(
+            fd,
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            libc::MSG_DONTWAIT,
+        )
+    };
+    if count < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(count as usize)
+    }
 }
 
 /// Sends without blocking and without SIGPIPE; `more` = further bytes follow at once.
@@ -63,7 +90,11 @@ pub fn send(fd: RawFd, bytes: &[u8], more: bool) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
     // SAFETY: reads at most `bytes.len()` bytes from the live slice.
     let count = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) };
-    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+    if count < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(count as usize)
+    }
 }
 
 /// Lets the kernel move up to `count` bytes of a file to a non-blocking socket.
@@ -71,7 +102,11 @@ pub fn send_file(socket: RawFd, file: RawFd, position: u64, count: usize) -> io:
     let mut offset = i64::try_from(position).map_err(io::Error::other)?;
     // SAFETY: `offset` is a live variable that the kernel updates; both descriptors are held by the caller.
     let sent = unsafe { libc::sendfile(socket, file, &mut offset, count) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+    if sent < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(sent as usize)
+    }
 }
 
 /// Tells the peer that nothing more comes.
@@ -84,7 +119,8 @@ pub fn shutdown_write(fd: RawFd) {
 pub fn accept(listener: RawFd) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: null address pointers are allowed; the result is checked before it is owned.
-    let descriptor = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+    let descriptor =
+        unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -98,9 +134,16 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: i32) -> io::Result<()
     let size = size_of::<i32>() as libc::socklen_t;
     // SAFETY: passes a live i32 with its size.
     let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 pub fn would_block(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
 }

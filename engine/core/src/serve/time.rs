@@ -5,21 +5,34 @@ pub fn parse_rfc3339(text: &str) -> Option<u64> {
     let bytes = text.as_bytes();
     let number = |from: usize, to: usize| -> Option<i64> {
         let part = bytes.get(from..to)?;
-        part.iter().all(u8::is_ascii_digit).then(|| part.iter().fold(0, |value, byte| value * 10 + i64::from(byte - b'0')))
+        part.iter().all(u8::is_ascii_digit).then(|| {
+            part.iter()
+                .fold(0, |value, byte| value * 10 + i64::from(byte - b'0'))
+        })
     };
-    let at = |index: usize, allowed: &[u8]| bytes.get(index).is_some_and(|byte| allowed.contains(byte));
+    let at =
+        |index: usize, allowed: &[u8]| bytes.get(index).is_some_and(|byte| allowed.contains(byte));
     if !(at(4, b"-") && at(7, b"-") && at(10, b"Tt ") && at(13, b":") && at(16, b":")) {
         return None;
     }
     let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
     let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
-    if !(1..=12).contains(&month) || day < 1 || day > days_in_month(year, month) || hour > 23 || minute > 59 || second > 60 {
+    if !(1..=12).contains(&month)
+        || day < 1
+        || day > days_in_month(year, month)
+        || hour > 23
+        || minute > 59
+        || second > 60
+    {
         return None;
     }
     let mut index = 19;
     let mut millis = 0;
     if at(index, b".") {
-        let digits = bytes[index + 1..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let digits = bytes[index + 1..]
+            .iter()
+            .take_while(|byte| byte.is_ascii_digit())
+            .count();
         if digits == 0 || digits > 18 {
             return None;
         }
@@ -28,14 +41,17 @@ pub fn parse_rfc3339(text: &str) -> Option<u64> {
         index += 1 + digits;
     }
     let offset_minutes = parse_zone(&bytes[index..])?;
-    let seconds = days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second - offset_minutes * 60;
+    let seconds = days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second
+        - offset_minutes * 60;
     Some((seconds * 1000 + millis).max(0) as u64)
 }
 
 fn parse_zone(zone: &[u8]) -> Option<i64> {
     match zone {
         b"Z" | b"z" => Some(0),
-        [sign @ (b'+' | b'-'), h1, h2, b':', m1, m2] if [h1, h2, m1, m2].iter().all(|byte| byte.is_ascii_digit()) => {
+        [sign @ (b'+' | b'-'), h1, h2, b':', m1, m2]
+            if [h1, h2, m1, m2].iter().all(|byte| byte.is_ascii_digit()) =>
+        {
             let digit = |byte: &u8| i64::from(byte - b'0');
             let (hours, minutes) = (digit(h1) * 10 + digit(h2), digit(m1) * 10 + digit(m2));
             let total = hours * 60 + minutes;
@@ -69,10 +85,15 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted = (5 * day_of_year + 2) / 153;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let month = if shifted < 10 {
+        shifted + 3
+    } else {
+        shifted - 9
+    };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     (year, month, day_of_year - (153 * shifted + 2) / 5 + 1)
 }
@@ -82,19 +103,32 @@ pub fn format_rfc3339(ms: u64) -> String {
     let seconds = (ms / 1000) as i64;
     let (year, month, day) = civil_from_days(seconds / 86_400);
     let rest = seconds % 86_400;
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z", rest / 3600, rest / 60 % 60, rest % 60, ms % 1000)
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60,
+        ms % 1000
+    )
 }
 
 /// The `Date` header: `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub fn http_date(ms: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
     let seconds = (ms / 1000) as i64;
     let days = seconds / 86_400;
     let (year, month, day) = civil_from_days(days);
     let rest = seconds % 86_400;
     let (weekday, month) = (DAYS[(days % 7) as usize], MONTHS[(month - 1) as usize]);
-    format!("{weekday}, {day:02} {month} {year:04} {:02}:{:02}:{:02} GMT", rest / 3600, rest / 60 % 60, rest % 60)
+    format!(
+        "{weekday}, {day:02} {month} {year:04} {:02}:{:02}:{:02} GMT",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
 }
 
 #[cfg(test)]
@@ -105,9 +139,25 @@ mod tests {
     fn dates() {
         assert_eq!(http_date(784_111_777_000), "Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(parse_rfc3339("1994-11-06T08:49:37Z"), Some(784_111_777_000));
-        assert_eq!(parse_rfc3339("1994-11-06T10:49:37.5+02:00"), Some(784_111_777_500));
-        assert_eq!(parse_rfc3339("2024-02-29T00:00:00.123456789Z").map(format_rfc3339).as_deref(), Some("2024-02-29T00:00:00.123Z"));
-        for bad in ["", "not-a-timestamp", "2024-02-30T00:00:00Z", "2024-01-01", "2024-01-01T00:00:00", "2024-01-01T24:00:00Z", "2024-01-01T00:00:00+25:00"] {
+        assert_eq!(
+            parse_rfc3339("1994-11-06T10:49:37.5+02:00"),
+            Some(784_111_777_500)
+        );
+        assert_eq!(
+            parse_rfc3339("2024-02-29T00:00:00.123456789Z")
+                .map(format_rfc3339)
+                .as_deref(),
+            Some("2024-02-29T00:00:00.123Z")
+        );
+        for bad in [
+            "",
+            "not-a-timestamp",
+            "2024-02-30T00:00:00Z",
+            "2024-01-01",
+            "2024-01-01T00:00:00",
+            "2024-01-01T24:00:00Z",
+            "2024-01-01T00:00:00+25:00",
+        ] {
             assert_eq!(parse_rfc3339(bad), None, "{bad}");
         }
     }

@@ -12,7 +12,10 @@ pub struct Wheel {
 
 impl Wheel {
     pub fn new(now_ms: u64) -> Wheel {
-        Wheel { slots: (0..SLOTS).map(|_| Vec::new()).collect(), done: now_ms / TICK_MS }
+        Wheel {
+            slots: (0..SLOTS).map(|_| Vec::new()).collect(),
+            done: now_ms / TICK_MS,
+        }
     }
 
     /// Fires `token` at or shortly after `at_ms`; farther than one turn fires early. Returns when.

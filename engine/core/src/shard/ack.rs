@@ -32,7 +32,12 @@ impl Mailbox {
         }
         // SAFETY: `fd` is a fresh descriptor that nothing else owns.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Mailbox { event, rung: AtomicBool::new(false), waiting: AtomicBool::new(false), woken: Mutex::default() })
+        Ok(Mailbox {
+            event,
+            rung: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            woken: Mutex::default(),
+        })
     }
 
     pub fn descriptor(&self) -> RawFd {
@@ -51,7 +56,13 @@ impl Mailbox {
     pub fn clear(&self) {
         let mut count = [0u8; 8];
         // SAFETY: reads 8 bytes into a live buffer; an empty counter (EAGAIN) is fine.
-        unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        unsafe {
+            libc::read(
+                self.event.as_raw_fd(),
+                count.as_mut_ptr().cast(),
+                count.len(),
+            )
+        };
         self.rung.store(false, Ordering::Release);
     }
 

@@ -81,7 +81,11 @@ impl OpenBatch {
         if self.cursor.has_room(total as u64, control) {
             return Ok(());
         }
-        Err(if self.storage_full { NotStaged::Full } else { NotStaged::Wait })
+        Err(if self.storage_full {
+            NotStaged::Full
+        } else {
+            NotStaged::Wait
+        })
     }
 
     /// Stages one frame; `more` = the next one belongs to the same group. Returns its sequence.
@@ -103,7 +107,10 @@ impl OpenBatch {
             return;
         }
         state.batch_slot = (self.number, self.touched.len() as u32);
-        self.touched.push(Touched { stream: Arc::clone(stream), visible });
+        self.touched.push(Touched {
+            stream: Arc::clone(stream),
+            visible,
+        });
     }
 
     pub fn is_empty(&self) -> bool {
@@ -115,7 +122,11 @@ impl OpenBatch {
         spare.clear();
         spare.resize(BATCH_HEADER_BYTES, 0);
         let bytes = std::mem::replace(&mut self.bytes, spare);
-        let placement = if self.frames > 0 { self.cursor.place(bytes.len() as u64) } else { None };
+        let placement = if self.frames > 0 {
+            self.cursor.place(bytes.len() as u64)
+        } else {
+            None
+        };
         let sealed = SealedBatch {
             bytes,
             frames: self.frames,

@@ -82,7 +82,11 @@ impl Shard {
             doors,
             metrics,
             open: Mutex::new(OpenBatch::new(cursor, next_sequence)),
-            committer: Mutex::new(Committer { spare: Vec::new(), woken, unsynced: None }),
+            committer: Mutex::new(Committer {
+                spare: Vec::new(),
+                woken,
+                unsynced: None,
+            }),
             synced: AtomicU64::new(next_sequence - 1),
             failed: AtomicBool::new(false),
             sync_us: AtomicU64::new(0),
@@ -165,7 +169,11 @@ impl Shard {
         self.commit_locked(self.committer.lock(), reactor)
     }
 
-    fn commit_locked(&self, mut committer: MutexGuard<'_, Committer>, reactor: Option<usize>) -> bool {
+    fn commit_locked(
+        &self,
+        mut committer: MutexGuard<'_, Committer>,
+        reactor: Option<usize>,
+    ) -> bool {
         if self.failed() {
             return false;
         }
@@ -177,7 +185,8 @@ impl Shard {
             }
             open.seal(std::mem::take(&mut committer.spare))
         };
-        self.busy_since_us.store(self.doors.clock.monotonic_us().max(1), Ordering::Relaxed);
+        self.busy_since_us
+            .store(self.doors.clock.monotonic_us().max(1), Ordering::Relaxed);
         let written = self.write(&mut committer, &mut sealed);
         self.busy_since_us.store(0, Ordering::Relaxed);
         if let Err(error) = written {
@@ -194,13 +203,19 @@ impl Shard {
 
     fn write(&self, committer: &mut Committer, sealed: &mut SealedBatch) -> std::io::Result<()> {
         if sealed.frames > 0 {
-            let placement = sealed.placement.take().ok_or_else(|| std::io::Error::other("a staged batch has no room in the log"))?;
+            let placement = sealed
+                .placement
+                .take()
+                .ok_or_else(|| std::io::Error::other("a staged batch has no room in the log"))?;
             if let Some(left) = placement.left {
                 // Nothing in the next file may count as synced before everything in this one is.
                 if committer.unsynced.is_some() {
                     self.sync(&left)?;
                 }
-                self.retained.lock().push(RetainedFile { file: left, last_sequence: sealed.first_sequence - 1 });
+                self.retained.lock().push(RetainedFile {
+                    file: left,
+                    last_sequence: sealed.first_sequence - 1,
+                });
             }
             let header = sealed.header(placement.file.generation, self.synced());
             seal_batch(&mut sealed.bytes, &header);
@@ -208,12 +223,14 @@ impl Shard {
             committer.unsynced = Some(placement.file);
             self.metrics.batches.add(1);
             self.metrics.batch_bytes.add(sealed.bytes.len() as u64);
-            self.metrics.wal_retained_bytes.add(sealed.bytes.len() as u64);
+            self.metrics
+                .wal_retained_bytes
+                .add(sealed.bytes.len() as u64);
         }
-        if sealed.needs_sync {
-            if let Some(file) = committer.unsynced.take() {
-                self.sync(&file)?;
-            }
+        if sealed.needs_sync
+            && let Some(file) = committer.unsynced.take()
+        {
+            self.sync(&file)?;
         }
         Ok(())
     }
@@ -226,13 +243,14 @@ impl Shard {
         }
         let took = self.doors.clock.monotonic_us().saturating_sub(before);
         let average = self.sync_us.load(Ordering::Relaxed);
-        self.sync_us.store((average * 7 + took) / 8, Ordering::Relaxed);
+        self.sync_us
+            .store((average * 7 + took) / 8, Ordering::Relaxed);
         self.metrics.sync_us.add(took);
         Ok(())
     }
 
     fn publish(&self, committer: &mut Committer, sealed: &mut SealedBatch, reactor: Option<usize>) {
-        let feed = self.feed.is_active();
+        let mut noted = false;
         for Touched { stream, visible } in sealed.touched.drain(..) {
             let watchers = {
                 let mut state = stream.lock();
@@ -241,8 +259,10 @@ impl Shard {
                 }
                 stream.watchers()
             };
-            if feed {
+            // Asked after the tail has moved: who begins to watch later sees the new tail itself.
+            if self.feed.is_active() {
                 self.feed.note(&stream);
+                noted = true;
             }
             let mut mask = watchers;
             while mask != 0 {
@@ -266,7 +286,7 @@ impl Shard {
             }
         }
         self.waiters.notify();
-        if feed {
+        if noted {
             self.feed.deliver();
         }
     }
@@ -276,7 +296,9 @@ impl Shard {
         let since_us = self.busy_since_us.load(Ordering::Relaxed);
         if self.failed() {
             Some("log_failed")
-        } else if since_us > 0 && self.doors.clock.monotonic_us().saturating_sub(since_us) > STALLED_US {
+        } else if since_us > 0
+            && self.doors.clock.monotonic_us().saturating_sub(since_us) > STALLED_US
+        {
             Some("log_stalled")
         } else {
             None
@@ -302,6 +324,8 @@ impl Shard {
             self.open.lock().needs_sync = true;
             self.kick();
         }
-        self.waiters.wait_until(|| self.synced() >= sequence || self.failed(), timeout) && self.synced() >= sequence
+        self.waiters
+            .wait_until(|| self.synced() >= sequence || self.failed(), timeout)
+            && self.synced() >= sequence
     }
 }

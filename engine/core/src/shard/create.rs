@@ -38,7 +38,13 @@ struct ForkPoint {
 }
 
 impl Engine {
-    pub fn create(&self, path: &str, request: &CreateRequest<'_>, body: &[u8], now_ms: u64) -> Result<Created, Undone> {
+    pub fn create(
+        &self,
+        path: &str,
+        request: &CreateRequest<'_>,
+        body: &[u8],
+        now_ms: u64,
+    ) -> Result<Created, Undone> {
         let found = self.directory.get(path)?;
         if let Some(stream) = &found {
             let mut state = stream.lock();
@@ -49,30 +55,73 @@ impl Engine {
                 Life::Live => return self.answer_existing(stream, &state, request),
                 Life::SoftDeleted => {
                     let gate = self.reveal_gate(&state);
-                    let refusal = Refusal::with(ErrorCode::StreamConflict, "The path belongs to a deleted stream that forks still use.");
+                    let refusal = Refusal::with(
+                        ErrorCode::StreamConflict,
+                        "The path belongs to a deleted stream that forks still use.",
+                    );
                     return Err(Undone::Refused { refusal, gate });
                 }
                 Life::Gone => {}
             }
         }
-        let fork = request.fork.as_ref().map(|fork| self.fork_point(fork, request, now_ms)).transpose()?;
+        let fork = request
+            .fork
+            .as_ref()
+            .map(|fork| self.fork_point(fork, request, now_ms))
+            .transpose()?;
         let content_type = self.content_type_for(request, fork.as_ref())?;
         let content = self.first_content(&content_type, body, fork.as_ref())?;
-        self.stage_create(path, request, found.as_ref(), fork, content_type, content, now_ms)
+        self.stage_create(
+            path,
+            request,
+            found.as_ref(),
+            fork,
+            content_type,
+            content,
+            now_ms,
+        )
     }
 
-    fn answer_existing(&self, stream: &Arc<Stream>, state: &StreamState, request: &CreateRequest<'_>) -> Result<Created, Undone> {
+    fn answer_existing(
+        &self,
+        stream: &Arc<Stream>,
+        state: &StreamState,
+        request: &CreateRequest<'_>,
+    ) -> Result<Created, Undone> {
         let gate = self.reveal_gate(state);
         if !same_configuration(state, &stream.content_type, request) {
-            return Err(Undone::Refused { refusal: ErrorCode::StreamConflict.into(), gate });
+            return Err(Undone::Refused {
+                refusal: ErrorCode::StreamConflict.into(),
+                gate,
+            });
         }
-        let offset = if gate > 0 { self.applied_tail(state) } else { self.visible_tail(state) };
-        Ok(Created { stream: Arc::clone(stream), new: false, offset, closed: state.closed, gate })
+        let offset = if gate > 0 {
+            self.applied_tail(state)
+        } else {
+            self.visible_tail(state)
+        };
+        Ok(Created {
+            stream: Arc::clone(stream),
+            new: false,
+            offset,
+            closed: state.closed,
+            gate,
+        })
     }
 
-    fn content_type_for(&self, request: &CreateRequest<'_>, fork: Option<&ForkPoint>) -> Result<Arc<ContentType>, Undone> {
-        if request.content_type.is_some_and(|text| text.len() > CONTENT_TYPE_MAX_BYTES) {
-            return Err(Undone::refused(Refusal::with(ErrorCode::BadRequest, "Content-Type is longer than 256 bytes.")));
+    fn content_type_for(
+        &self,
+        request: &CreateRequest<'_>,
+        fork: Option<&ForkPoint>,
+    ) -> Result<Arc<ContentType>, Undone> {
+        if request
+            .content_type
+            .is_some_and(|text| text.len() > CONTENT_TYPE_MAX_BYTES)
+        {
+            return Err(Undone::refused(Refusal::with(
+                ErrorCode::BadRequest,
+                "Content-Type is longer than 256 bytes.",
+            )));
         }
         Ok(match (request.content_type, fork) {
             (_, Some(fork)) => Arc::clone(&fork.source.content_type),
@@ -82,13 +131,21 @@ impl Engine {
     }
 
     /// The create's first bytes in stored form: what a sub-offset takes along, then the body.
-    fn first_content(&self, content_type: &ContentType, body: &[u8], fork: Option<&ForkPoint>) -> Result<(Vec<u8>, u32), Undone> {
-        let (mut wire, mut records) = fork.map_or((Vec::new(), 0), |fork| (fork.prefix.clone(), fork.prefix_records));
+    fn first_content(
+        &self,
+        content_type: &ContentType,
+        body: &[u8],
+        fork: Option<&ForkPoint>,
+    ) -> Result<(Vec<u8>, u32), Undone> {
+        let (mut wire, mut records) = fork.map_or((Vec::new(), 0), |fork| {
+            (fork.prefix.clone(), fork.prefix_records)
+        });
         if body.is_empty() {
             return Ok((wire, records));
         }
         if content_type.media == Media::Json {
-            records += json::flatten_into(body, &mut wire).map_err(|error| Undone::refused(json_refusal(&error)))?;
+            records += json::flatten_into(body, &mut wire)
+                .map_err(|error| Undone::refused(json_refusal(&error)))?;
         } else {
             wire.extend_from_slice(body);
             records += 1;
@@ -96,7 +153,12 @@ impl Engine {
         Ok((wire, records))
     }
 
-    fn fork_point(&self, fork: &ForkRequest<'_>, request: &CreateRequest<'_>, now_ms: u64) -> Result<ForkPoint, Undone> {
+    fn fork_point(
+        &self,
+        fork: &ForkRequest<'_>,
+        request: &CreateRequest<'_>,
+        now_ms: u64,
+    ) -> Result<ForkPoint, Undone> {
         let missing = || Undone::refused(ErrorCode::ForkSourceMissing);
         let source = self.directory.get(fork.source_path)?.ok_or_else(missing)?;
         let anchor = {
@@ -106,12 +168,27 @@ impl Engine {
             }
             let gate = self.reveal_gate(&state);
             match state.life {
-                Life::Live if state.control_sequence > self.shard.synced() => return Err(Undone::Wait),
+                Life::Live if state.control_sequence > self.shard.synced() => {
+                    return Err(Undone::Wait);
+                }
                 Life::Live => {}
-                Life::SoftDeleted => return Err(Undone::Refused { refusal: ErrorCode::ForkSourceGone.into(), gate }),
-                Life::Gone => return Err(Undone::Refused { refusal: ErrorCode::ForkSourceMissing.into(), gate }),
+                Life::SoftDeleted => {
+                    return Err(Undone::Refused {
+                        refusal: ErrorCode::ForkSourceGone.into(),
+                        gate,
+                    });
+                }
+                Life::Gone => {
+                    return Err(Undone::Refused {
+                        refusal: ErrorCode::ForkSourceMissing.into(),
+                        gate,
+                    });
+                }
             }
-            if request.content_type.is_some_and(|text| !source.content_type.matches(text.as_bytes())) {
+            if request
+                .content_type
+                .is_some_and(|text| !source.content_type.matches(text.as_bytes()))
+            {
                 return Err(Undone::refused(ErrorCode::ContentTypeMismatch));
             }
             match fork.offset {
@@ -119,23 +196,45 @@ impl Engine {
                 Some(offset) => self.fork_anchor(&state, offset)?,
             }
         };
-        let invalid = || Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, "No append of the source ends at this offset."));
-        if !self.is_boundary(&source, anchor).map_err(|error| Undone::refused(read_failed(error)))? {
+        let invalid = || {
+            Undone::refused(Refusal::with(
+                ErrorCode::ForkOffsetInvalid,
+                "No append of the source ends at this offset.",
+            ))
+        };
+        if !self
+            .is_boundary(&source, anchor)
+            .map_err(|error| Undone::refused(read_failed(error)))?
+        {
             return Err(invalid());
         }
-        let records = self.records_at(&source, anchor).map_err(|error| Undone::refused(read_failed(error)))?;
+        let records = self
+            .records_at(&source, anchor)
+            .map_err(|error| Undone::refused(read_failed(error)))?;
         let (prefix, prefix_records) = match fork.sub_offset {
             0 => (Vec::new(), 0),
-            count => self.sub_offset_prefix(&source, anchor, count).map_err(Undone::refused)?,
+            count => self
+                .sub_offset_prefix(&source, anchor, count)
+                .map_err(Undone::refused)?,
         };
-        Ok(ForkPoint { source, anchor, records, prefix, prefix_records })
+        Ok(ForkPoint {
+            source,
+            anchor,
+            records,
+            prefix,
+            prefix_records,
+        })
     }
 
     fn fork_anchor(&self, state: &StreamState, offset: Offset) -> Result<u64, Undone> {
-        let refuse = |detail: String| Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, detail));
-        let start = offsets::resolve(state, &self.losses, offset).map_err(|refusal| refuse(refusal.sentence().to_owned()))?;
+        let refuse =
+            |detail: String| Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, detail));
+        let start = offsets::resolve(state, &self.losses, offset)
+            .map_err(|refusal| refuse(refusal.sentence().to_owned()))?;
         if start.gap.is_some_and(|gap| gap.certain) {
-            return Err(refuse(format!("Offset {offset} lies in a gap of the source.")));
+            return Err(refuse(format!(
+                "Offset {offset} lies in a gap of the source."
+            )));
         }
         Ok(start.position)
     }
@@ -153,13 +252,19 @@ impl Engine {
     ) -> Result<Created, Undone> {
         // The source is locked first: it is older, and locks go by stream id.
         let mut source_state = fork.as_ref().map(|fork| fork.source.lock());
-        if source_state.as_ref().is_some_and(|state| state.life != Life::Live) {
+        if source_state
+            .as_ref()
+            .is_some_and(|state| state.life != Life::Live)
+        {
             return Err(Undone::Wait);
         }
         let id = self.take_epoch(now_ms);
-        let mut initial = StreamState::new(id, request.class.unwrap_or(self.config.durability), now_ms);
+        let mut initial =
+            StreamState::new(id, request.class.unwrap_or(self.config.durability), now_ms);
         initial.closed = request.closed;
-        let source_expiry = source_state.as_ref().and_then(|state| state.expiry.as_deref());
+        let source_expiry = source_state
+            .as_ref()
+            .and_then(|state| state.expiry.as_deref());
         initial.expiry = initial_expiry(request, source_expiry, now_ms);
         if let (Some(point), Some(source), Some(asked)) = (&fork, &source_state, &request.fork) {
             self.begin_as_fork(&mut initial, point, source, asked);
@@ -167,7 +272,10 @@ impl Engine {
         let mut config = Vec::with_capacity(160 + path.len());
         snapshot::encode(path, &content_type, &initial, &mut config);
         if config.len() > u16::MAX as usize {
-            return Err(Undone::refused(Refusal::with(ErrorCode::Internal, "The source has too many epochs to be forked.")));
+            return Err(Undone::refused(Refusal::with(
+                ErrorCode::Internal,
+                "The source has too many epochs to be forked.",
+            )));
         }
         let stream = Arc::new(Stream::new(id, path, content_type, initial));
         let mut state = stream.lock();
@@ -215,12 +323,29 @@ impl Engine {
         self.metrics.hot_bytes.add(wire.len() as u64);
         let (offset, closed) = (self.applied_tail(&state), state.closed);
         drop(state);
-        Ok(Created { stream, new: true, offset, closed, gate: sequence })
+        Ok(Created {
+            stream,
+            new: true,
+            offset,
+            closed,
+            gate: sequence,
+        })
     }
 
-    fn begin_as_fork(&self, initial: &mut StreamState, point: &ForkPoint, source: &StreamState, asked: &ForkRequest<'_>) {
+    fn begin_as_fork(
+        &self,
+        initial: &mut StreamState,
+        point: &ForkPoint,
+        source: &StreamState,
+        asked: &ForkRequest<'_>,
+    ) {
         initial.first_epoch = source.first_epoch;
-        initial.later_epochs = source.later_epochs.iter().copied().filter(|(_, start)| *start < point.anchor).collect();
+        initial.later_epochs = source
+            .later_epochs
+            .iter()
+            .copied()
+            .filter(|(_, start)| *start < point.anchor)
+            .collect();
         let tail_epoch = self.losses.tail_epoch(source);
         if point.anchor >= source.tail && tail_epoch > initial.last_epoch() {
             initial.later_epochs.push((tail_epoch, point.anchor));
@@ -231,7 +356,11 @@ impl Engine {
         initial.records = point.records;
         initial.cold_records = point.records;
         initial.hot = Hot::starting_at(point.anchor);
-        initial.visible = Visible { tail: point.anchor, records: point.records, closed: false };
+        initial.visible = Visible {
+            tail: point.anchor,
+            records: point.records,
+            closed: false,
+        };
         initial.fork = Some(Box::new(Fork {
             source: point.source.id,
             source_path: asked.source_path.into(),
@@ -257,11 +386,19 @@ impl Engine {
             closed: state.closed,
         };
         open.touch(stream, state, visible);
-        let added = fork.map(|point| open.push(Frame::control(FrameKind::ForkAdded, point.source.id, frame.time_ms), true));
+        let added = fork.map(|point| {
+            open.push(
+                Frame::control(FrameKind::ForkAdded, point.source.id, frame.time_ms),
+                true,
+            )
+        });
         Ok((open.push(frame, false), added))
     }
 }
 
 pub fn json_refusal(error: &json::JsonError) -> Refusal {
-    Refusal::with(ErrorCode::JsonInvalid, format!("{} at byte {}.", error.reason, error.position))
+    Refusal::with(
+        ErrorCode::JsonInvalid,
+        format!("{} at byte {}.", error.reason, error.position),
+    )
 }

@@ -26,7 +26,12 @@ impl Engine {
     }
 
     /// Turns an expired stream into a deleted one; the 404 that follows waits for its frame.
-    pub fn expire(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) -> Result<(), Undone> {
+    pub fn expire(
+        &self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        now_ms: u64,
+    ) -> Result<(), Undone> {
         let (_, release) = self.remove_locked(stream, state, now_ms)?;
         self.metrics.deletes.add(1);
         if let Some(source) = release {
@@ -37,11 +42,20 @@ impl Engine {
 
     /// Stages the delete of a live stream whose lock is held. A purge also gives back the source's fork count,
     /// which the caller does with the returned id once this lock is released.
-    fn remove_locked(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) -> Result<(u64, Option<StreamId>), Undone> {
+    fn remove_locked(
+        &self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        now_ms: u64,
+    ) -> Result<(u64, Option<StreamId>), Undone> {
         let soft = state.fork_count > 0;
         // A fork's purge goes with its source's release in one group, so it needs both locks: the fork is
         // hidden at once and purged by the chain walk.
-        let kind = if soft || state.fork.is_some() { FrameKind::SoftDelete } else { FrameKind::Purge };
+        let kind = if soft || state.fork.is_some() {
+            FrameKind::SoftDelete
+        } else {
+            FrameKind::Purge
+        };
         self.directory.mark_dirty(stream, &mut state.dirty);
         let sequence = {
             let mut open = self.shard.open()?;
@@ -51,7 +65,9 @@ impl Engine {
             open.push(Frame::control(kind, stream.id, now_ms), false)
         };
         let release = (kind == FrameKind::SoftDelete && !soft).then_some(stream.id);
-        self.metrics.hot_bytes.sub(state.apply_delete(kind == FrameKind::Purge, sequence));
+        self.metrics
+            .hot_bytes
+            .sub(state.apply_delete(kind == FrameKind::Purge, sequence));
         Ok((sequence, release))
     }
 
@@ -71,7 +87,9 @@ impl Engine {
 
     /// One step: purge of `id` and release of its source, as one group. `Err` = try again later.
     fn purge_step(&self, id: StreamId, now_ms: u64) -> Result<Option<StreamId>, ()> {
-        let Some(stream) = self.directory.get_by_id(id).map_err(|_| ())? else { return Ok(None) };
+        let Some(stream) = self.directory.get_by_id(id).map_err(|_| ())? else {
+            return Ok(None);
+        };
         let source_id = stream.lock().fork.as_ref().map(|fork| fork.source);
         let source = match source_id {
             Some(source) => self.directory.get_by_id(source).map_err(|_| ())?,
@@ -93,13 +111,23 @@ impl Engine {
             open.needs_sync = true;
             let visible = state.visible;
             open.touch(&stream, &mut state, visible);
-            let purged = open.push(Frame::control(FrameKind::Purge, id, now_ms), source.is_some());
-            let released = source.as_ref().map(|source| open.push(Frame::control(FrameKind::ForkReleased, source.id, now_ms), false));
+            let purged = open.push(
+                Frame::control(FrameKind::Purge, id, now_ms),
+                source.is_some(),
+            );
+            let released = source.as_ref().map(|source| {
+                open.push(
+                    Frame::control(FrameKind::ForkReleased, source.id, now_ms),
+                    false,
+                )
+            });
             (purged, released)
         };
         self.metrics.hot_bytes.sub(state.apply_delete(true, purged));
         self.shard.kick();
-        let (Some(source), Some(mut source_state), Some(released)) = (source.as_ref(), source_state, released) else {
+        let (Some(source), Some(mut source_state), Some(released)) =
+            (source.as_ref(), source_state, released)
+        else {
             return Ok(None);
         };
         source_state.fork_count = source_state.fork_count.saturating_sub(1);
@@ -114,10 +142,11 @@ impl Engine {
             return;
         }
         self.directory.mark_dirty(stream, &mut state.dirty);
-        if let Ok(mut open) = self.shard.open() {
-            if open.admit(FRAME_HEADER_BYTES, false).is_ok() {
-                state.applied_sequence = open.push(Frame::control(FrameKind::Touch, stream.id, now_ms), false);
-            }
+        if let Ok(mut open) = self.shard.open()
+            && open.admit(FRAME_HEADER_BYTES, false).is_ok()
+        {
+            state.applied_sequence =
+                open.push(Frame::control(FrameKind::Touch, stream.id, now_ms), false);
         }
     }
 

@@ -49,7 +49,10 @@ pub enum Undone {
 
 impl Undone {
     pub fn refused(refusal: impl Into<Refusal>) -> Undone {
-        Undone::Refused { refusal: refusal.into(), gate: 0 }
+        Undone::Refused {
+            refusal: refusal.into(),
+            gate: 0,
+        }
     }
 }
 
@@ -58,9 +61,10 @@ impl From<NotStaged> for Undone {
         match reason {
             NotStaged::Wait => Undone::Wait,
             NotStaged::Full => Undone::refused(ErrorCode::StorageFull),
-            NotStaged::Failed => {
-                Undone::refused(Refusal::with(ErrorCode::ServerBusy, "The log has failed; the server takes no writes until it is restarted."))
-            }
+            NotStaged::Failed => Undone::refused(Refusal::with(
+                ErrorCode::ServerBusy,
+                "The log has failed; the server takes no writes until it is restarted.",
+            )),
         }
     }
 }
@@ -68,7 +72,10 @@ impl From<NotStaged> for Undone {
 impl From<CatalogError> for Undone {
     fn from(error: CatalogError) -> Undone {
         eprintln!("millstream: catalog: {error}");
-        Undone::refused(Refusal::with(ErrorCode::Internal, "The catalog could not be read."))
+        Undone::refused(Refusal::with(
+            ErrorCode::Internal,
+            "The catalog could not be read.",
+        ))
     }
 }
 
@@ -107,7 +114,11 @@ impl Engine {
     /// A number never used before, here or in an earlier life of this directory.
     pub fn take_epoch(&self, now_ms: u64) -> StreamId {
         let next = |highest: u64| (highest + 1).max(now_ms);
-        let before = self.highest_epoch.fetch_update(Ordering::AcqRel, Ordering::Acquire, |highest| Some(next(highest)));
+        let before =
+            self.highest_epoch
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |highest| {
+                    Some(next(highest))
+                });
         StreamId(next(before.unwrap_or_default()))
     }
 
@@ -117,8 +128,16 @@ impl Engine {
 
     /// Commit number that a reply revealing this state must wait for; 0 = none.
     pub fn reveal_gate(&self, state: &StreamState) -> u64 {
-        let sequence = if state.class.waits_for_sync() { state.applied_sequence } else { state.control_sequence };
-        if sequence > self.shard.synced() { sequence } else { 0 }
+        let sequence = if state.class.waits_for_sync() {
+            state.applied_sequence
+        } else {
+            state.control_sequence
+        };
+        if sequence > self.shard.synced() {
+            sequence
+        } else {
+            0
+        }
     }
 
     pub fn visible_tail(&self, state: &StreamState) -> Offset {
@@ -144,15 +163,24 @@ pub struct Opened {
 
 impl Engine {
     /// Recovers a data directory. The caller holds its lock.
-    pub fn open(config: Config, doors: Doors, progress: &mut dyn FnMut(&str)) -> Result<Opened, EngineError> {
+    pub fn open(
+        config: Config,
+        doors: Doors,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Opened, EngineError> {
         let metrics = Arc::new(Metrics::default());
         let recovered = recover(&config, &doors, &metrics, progress)?;
         let retained = recovered
             .retained
             .into_iter()
-            .map(|(file, last_sequence)| RetainedFile { file: Arc::new(file), last_sequence })
+            .map(|(file, last_sequence)| RetainedFile {
+                file: Arc::new(file),
+                last_sequence,
+            })
             .collect();
-        let mailboxes: Result<Vec<Mailbox>, _> = (0..config.reactor_count()).map(|_| Mailbox::new()).collect();
+        let mailboxes: Result<Vec<Mailbox>, _> = (0..config.reactor_count())
+            .map(|_| Mailbox::new())
+            .collect();
         let mailboxes = mailboxes.map_err(|error| EngineError::io("event descriptor", error))?;
         let cursor = WalCursor::resume(recovered.current, recovered.position);
         let shard = Shard::new(
@@ -175,8 +203,15 @@ impl Engine {
             recovered.highest_epoch,
             recovered.highest_generation,
         );
-        recovered.unneeded.into_iter().for_each(|stream| engine.maintenance.request_purge(stream));
-        Ok(Opened { engine: Arc::new(engine), frames: recovered.frames, clean: recovered.clean })
+        recovered
+            .unneeded
+            .into_iter()
+            .for_each(|stream| engine.maintenance.request_purge(stream));
+        Ok(Opened {
+            engine: Arc::new(engine),
+            frames: recovered.frames,
+            clean: recovered.clean,
+        })
     }
 
     /// Writes the mark of a clean shutdown as the last frame. Nothing may be staged behind it.
@@ -187,7 +222,10 @@ impl Engine {
                     return false;
                 }
                 open.needs_sync = true;
-                open.push(Frame::control(FrameKind::CleanStop, StreamId(0), self.now_ms()), false)
+                open.push(
+                    Frame::control(FrameKind::CleanStop, StreamId(0), self.now_ms()),
+                    false,
+                )
             }
             Err(_) => return false,
         };

@@ -38,7 +38,11 @@ impl Feed {
     pub fn watch(&self, patterns: &[String]) {
         let mut globs = self.globs.write();
         *globs = patterns.iter().map(|pattern| Glob::new(pattern)).collect();
-        let version = if globs.is_empty() { 0 } else { self.version.load(Ordering::Relaxed).max(1) + 1 };
+        let version = if globs.is_empty() {
+            0
+        } else {
+            self.version.load(Ordering::Relaxed).max(1) + 1
+        };
         self.version.store(version, Ordering::Release);
     }
 
@@ -46,7 +50,11 @@ impl Feed {
     pub fn note(&self, stream: &Arc<Stream>) {
         let version = self.version.load(Ordering::Acquire);
         let matches = stream.cached_match(version).unwrap_or_else(|| {
-            let found = self.globs.read().iter().any(|glob| glob.matches(&stream.path));
+            let found = self
+                .globs
+                .read()
+                .iter()
+                .any(|glob| glob.matches(&stream.path));
             stream.cache_match(version, found);
             found
         });
@@ -73,7 +81,11 @@ impl Feed {
         let deadline = Instant::now() + timeout;
         let mut changed = self.changed.lock();
         while changed.paths.is_empty() && !changed.overflow && !changed.stopped {
-            if self.delivered.wait_until(&mut changed, deadline).timed_out() {
+            if self
+                .delivered
+                .wait_until(&mut changed, deadline)
+                .timed_out()
+            {
                 break;
             }
         }
@@ -95,7 +107,9 @@ pub struct Glob {
 
 impl Glob {
     pub fn new(pattern: &str) -> Glob {
-        Glob { segments: pattern.split('/').map(Box::from).collect() }
+        Glob {
+            segments: pattern.split('/').map(Box::from).collect(),
+        }
     }
 
     /// Greedy with one point to return to: linear in practice, never exponential.
@@ -146,7 +160,11 @@ mod tests {
             ("a", "b", false),
             ("**", "a/b", true),
         ] {
-            assert_eq!(Glob::new(pattern).matches(path), expected, "{pattern} {path}");
+            assert_eq!(
+                Glob::new(pattern).matches(path),
+                expected,
+                "{pattern} {path}"
+            );
         }
     }
 }

@@ -35,18 +35,26 @@ impl Engine {
         let memory = self.directory.in_memory(prefix, after);
         let mut merged: BTreeMap<Box<str>, StreamInfo> = BTreeMap::new();
         let mut stored = 0;
-        self.directory.catalog().scan(prefix.as_bytes(), after.as_bytes(), usize::MAX, &mut |path, value| {
-            let Ok(path) = std::str::from_utf8(path) else { return true };
-            if memory.contains_key(path) || (!reserved && path.starts_with("__ds/")) {
-                return true;
-            }
-            let decoded = snapshot::unseal(value).and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
-            if let Some(info) = decoded.and_then(|stream| self.describe(&Arc::new(stream))) {
-                merged.insert(path.into(), info);
-                stored += 1;
-            }
-            stored < limit
-        })?;
+        self.directory.catalog().scan(
+            prefix.as_bytes(),
+            after.as_bytes(),
+            usize::MAX,
+            &mut |path, value| {
+                let Ok(path) = std::str::from_utf8(path) else {
+                    return true;
+                };
+                if memory.contains_key(path) || (!reserved && path.starts_with("__ds/")) {
+                    return true;
+                }
+                let decoded = snapshot::unseal(value)
+                    .and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
+                if let Some(info) = decoded.and_then(|stream| self.describe(&Arc::new(stream))) {
+                    merged.insert(path.into(), info);
+                    stored += 1;
+                }
+                stored < limit
+            },
+        )?;
         for (path, stream) in memory {
             if !reserved && path.starts_with("__ds/") {
                 continue;
@@ -61,7 +69,8 @@ impl Engine {
     /// What there is to say about a live stream whose creation is final; `None` for others.
     pub fn describe(&self, stream: &Arc<Stream>) -> Option<StreamInfo> {
         let state = stream.lock();
-        let created = state.control_sequence <= self.shard.synced() || state.visible.tail > state.start;
+        let created =
+            state.control_sequence <= self.shard.synced() || state.visible.tail > state.start;
         if state.life != Life::Live || state.expired(self.now_ms()) || !created {
             return None;
         }
@@ -76,7 +85,10 @@ impl Engine {
             bytes: state.visible.tail,
             created_ms: state.created_ms,
             ttl_seconds: state.expiry.as_ref().and_then(|expiry| expiry.ttl_seconds),
-            expires_at_ms: state.expiry.as_ref().and_then(|expiry| expiry.expires_at_ms),
+            expires_at_ms: state
+                .expiry
+                .as_ref()
+                .and_then(|expiry| expiry.expires_at_ms),
             forked_from: state.fork.as_ref().map(|fork| fork.source_path.to_string()),
         })
     }

@@ -28,7 +28,10 @@ pub struct LocalRead {
 
 impl Engine {
     /// Repeats an operation that had to wait, and waits for the commit number of its outcome.
-    fn until_done<T>(&self, mut attempt: impl FnMut() -> Result<(T, u64), Undone>) -> Result<T, Refusal> {
+    fn until_done<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<(T, u64), Undone>,
+    ) -> Result<T, Refusal> {
         let started_us = self.doors.clock.monotonic_us();
         loop {
             match attempt() {
@@ -38,12 +41,16 @@ impl Engine {
                     return Err(refusal);
                 }
                 Err(Undone::Wait) => {
-                    if self.doors.clock.monotonic_us().saturating_sub(started_us) > PATIENCE.as_micros() as u64 {
+                    if self.doors.clock.monotonic_us().saturating_sub(started_us)
+                        > PATIENCE.as_micros() as u64
+                    {
                         return Err(ErrorCode::ServerBusy.into());
                     }
                     self.shard.kick();
                     let before = self.shard.synced();
-                    self.shard.waiters.wait_until(|| self.shard.synced() > before, Duration::from_millis(20));
+                    self.shard
+                        .waiters
+                        .wait_until(|| self.shard.synced() > before, Duration::from_millis(20));
                 }
             }
         }
@@ -61,12 +68,24 @@ impl Engine {
     }
 
     /// Creates a stream; `false` if it was there with the same configuration.
-    pub fn local_create(&self, path: &str, content_type: &str, class: Option<Class>) -> Result<bool, Refusal> {
+    pub fn local_create(
+        &self,
+        path: &str,
+        content_type: &str,
+        class: Option<Class>,
+    ) -> Result<bool, Refusal> {
         if class.is_some_and(|class| !class.available()) {
             return Err(ErrorCode::DurabilityUnavailable.into());
         }
-        let request = CreateRequest { content_type: Some(content_type), class, ..CreateRequest::default() };
-        self.until_done(|| self.create(path, &request, &[], self.now_ms()).map(|created| (created.new, created.gate)))
+        let request = CreateRequest {
+            content_type: Some(content_type),
+            class,
+            ..CreateRequest::default()
+        };
+        self.until_done(|| {
+            self.create(path, &request, &[], self.now_ms())
+                .map(|created| (created.new, created.gate))
+        })
     }
 
     /// Appends; returns the new tail.
@@ -81,12 +100,20 @@ impl Engine {
             };
             let mut wire = Vec::new();
             let (bytes, records) = if stream.content_type.media == Media::Json && !data.is_empty() {
-                let records = json::flatten_into(data, &mut wire).map_err(|error| json_refusal(&error));
+                let records =
+                    json::flatten_into(data, &mut wire).map_err(|error| json_refusal(&error));
                 (wire.as_slice(), records)
             } else {
                 (data, Ok(u32::from(!data.is_empty())))
             };
-            let appended = self.append(&stream, &request, bytes, records, self.now_ms(), &mut scratch)?;
+            let appended = self.append(
+                &stream,
+                &request,
+                bytes,
+                records,
+                self.now_ms(),
+                &mut scratch,
+            )?;
             Ok((appended.offset, appended.gate))
         })
     }
@@ -109,18 +136,34 @@ impl Engine {
             let stream = self.local_stream(path)?;
             let mut state = stream.lock();
             self.check_life(&stream, &mut state, self.now_ms())?;
-            let gate = if state.control_sequence > self.shard.synced() { state.control_sequence } else { 0 };
+            let gate = if state.control_sequence > self.shard.synced() {
+                state.control_sequence
+            } else {
+                0
+            };
             Ok((self.visible_tail(&state), gate))
         });
         match found {
             Ok(tail) => Ok(Some(tail)),
-            Err(refusal) if matches!(refusal.code, ErrorCode::StreamNotFound | ErrorCode::StreamGone) => Ok(None),
+            Err(refusal)
+                if matches!(
+                    refusal.code,
+                    ErrorCode::StreamNotFound | ErrorCode::StreamGone
+                ) =>
+            {
+                Ok(None)
+            }
             Err(refusal) => Err(refusal),
         }
     }
 
     /// Reads up to `max_bytes` from an offset (`-1`, `now` or a given one).
-    pub fn local_read(&self, path: &str, offset: &str, max_bytes: u64) -> Result<LocalRead, Refusal> {
+    pub fn local_read(
+        &self,
+        path: &str,
+        offset: &str,
+        max_bytes: u64,
+    ) -> Result<LocalRead, Refusal> {
         let stream = self.until_done(|| {
             let stream = self.local_stream(path)?;
             let gate = {
@@ -142,11 +185,20 @@ impl Engine {
             };
             (position, state.visible)
         };
-        let end = self.window_end(&stream, position, max_bytes, visible.tail).map_err(read_failed)?;
-        let bytes = self.read_range(&stream, position, end).map_err(read_failed)?;
+        let end = self
+            .window_end(&stream, position, max_bytes, visible.tail)
+            .map_err(read_failed)?;
+        let bytes = self
+            .read_range(&stream, position, end)
+            .map_err(read_failed)?;
         let next = offsets::offset_after(&stream.lock(), &self.losses, end);
         let up_to_date = end == visible.tail;
-        Ok(LocalRead { body: as_body(&stream.content_type, bytes), next, up_to_date, closed: up_to_date && visible.closed })
+        Ok(LocalRead {
+            body: as_body(&stream.content_type, bytes),
+            next,
+            up_to_date,
+            closed: up_to_date && visible.closed,
+        })
     }
 }
 

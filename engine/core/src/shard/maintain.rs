@@ -72,10 +72,14 @@ impl Engine {
                 return;
             }
             let now_ms = self.now_ms();
-            purges.into_iter().for_each(|stream| self.purge_unneeded(stream, now_ms));
+            purges
+                .into_iter()
+                .for_each(|stream| self.purge_unneeded(stream, now_ms));
             self.prepare_spares();
             let retained = self.metrics.wal_retained_bytes.get();
-            if self.maintenance.checkpoint_wanted.load(Ordering::Acquire) || retained >= self.config.checkpoint_bytes {
+            if self.maintenance.checkpoint_wanted.load(Ordering::Acquire)
+                || retained >= self.config.checkpoint_bytes
+            {
                 self.checkpoint_and_report();
             }
             let now_us = self.doors.clock.monotonic_us();
@@ -93,7 +97,8 @@ impl Engine {
             self.metrics.checkpoint_failures.add(1);
             if let CheckpointError::Catalog(error) = &error {
                 // Whether the transaction landed is unknown; trying again could count bytes twice.
-                self.shard.fail(&format!("the catalog could not be written: {error}"));
+                self.shard
+                    .fail(&format!("the catalog could not be written: {error}"));
                 return;
             }
             eprintln!("millstream: checkpoint failed, will be tried again: {error}");
@@ -105,7 +110,9 @@ impl Engine {
 
     /// Writes a checkpoint and frees the log behind it.
     pub fn checkpoint(&self) -> Result<(), CheckpointError> {
-        self.maintenance.checkpoint_wanted.store(false, Ordering::Release);
+        self.maintenance
+            .checkpoint_wanted
+            .store(false, Ordering::Release);
         let before_us = self.doors.clock.monotonic_us();
         let retained_before = self.metrics.wal_retained_bytes.get();
         let staged = self.shard.staged();
@@ -123,7 +130,9 @@ impl Engine {
         self.free_log(staged);
         self.drop_dead_packs();
         self.metrics.checkpoints.add(1);
-        self.metrics.checkpoint_us.add(self.doors.clock.monotonic_us().saturating_sub(before_us));
+        self.metrics
+            .checkpoint_us
+            .add(self.doors.clock.monotonic_us().saturating_sub(before_us));
         Ok(())
     }
 
@@ -131,19 +140,27 @@ impl Engine {
     fn free_log(&self, checkpoint: u64) {
         let freed: Vec<RetainedFile> = {
             let mut retained = self.shard.retained.lock();
-            let (free, keep) = retained.drain(..).partition(|file| file.last_sequence <= checkpoint);
+            let (free, keep) = retained
+                .drain(..)
+                .partition(|file| file.last_sequence <= checkpoint);
             *retained = keep;
             free
         };
         for file in freed {
             if let Err(error) = self.free_file(&file.file) {
-                eprintln!("millstream: could not free {}: {error}", file_name(file.file.generation));
+                eprintln!(
+                    "millstream: could not free {}: {error}",
+                    file_name(file.file.generation)
+                );
             }
         }
     }
 
     fn free_file(&self, file: &WalFile) -> std::io::Result<()> {
-        let spares = self.shard.open().map_or(usize::MAX, |open| open.cursor.spare_count());
+        let spares = self
+            .shard
+            .open()
+            .map_or(usize::MAX, |open| open.cursor.spare_count());
         if file.capacity == self.config.wal_file_bytes_effective() && spares <= WAL_SPARE_FILES {
             let recycled = prepare_recycled(&*self.doors.disk, file, self.next_generation())?;
             self.add_spare(recycled);
@@ -172,7 +189,11 @@ impl Engine {
                 Ok(open) if open.cursor.spare_count() < WAL_SPARE_FILES => {}
                 _ => return,
             }
-            match prepare_new(&*self.doors.disk, self.next_generation(), self.config.wal_file_bytes_effective()) {
+            match prepare_new(
+                &*self.doors.disk,
+                self.next_generation(),
+                self.config.wal_file_bytes_effective(),
+            ) {
                 Ok(file) => self.add_spare(file),
                 Err(error) => {
                     self.report_no_spare(&error);
@@ -183,22 +204,32 @@ impl Engine {
     }
 
     fn report_no_spare(&self, error: &std::io::Error) {
-        if let Ok(mut open) = self.shard.open() {
-            if !std::mem::replace(&mut open.storage_full, true) {
-                eprintln!("millstream: no room for the next log file, appends are refused when this one is full: {error}");
-            }
+        if let Ok(mut open) = self.shard.open()
+            && !std::mem::replace(&mut open.storage_full, true)
+        {
+            eprintln!(
+                "millstream: no room for the next log file, appends are refused when this one is full: {error}"
+            );
         }
         self.metrics.wal_full.set(1);
         // Old log files may be all that is in the way.
         if !self.shard.retained.lock().is_empty() {
-            self.maintenance.checkpoint_wanted.store(true, Ordering::Release);
+            self.maintenance
+                .checkpoint_wanted
+                .store(true, Ordering::Release);
         }
         self.shard.ring_all();
     }
 
     /// Unlinks packs without live bytes and moves the last streams out of mostly dead ones.
     fn drop_dead_packs(&self) {
-        let usage = match self.directory.catalog().packs().map_err(std::io::Error::other).and_then(|live| self.cold.pack_usage(&live)) {
+        let usage = match self
+            .directory
+            .catalog()
+            .packs()
+            .map_err(std::io::Error::other)
+            .and_then(|live| self.cold.pack_usage(&live))
+        {
             Ok(usage) => usage,
             Err(error) => {
                 eprintln!("millstream: packs could not be looked at: {error}");
@@ -207,7 +238,10 @@ impl Engine {
         };
         for pack in usage.iter().filter(|pack| pack.live_bytes == 0) {
             if let Err(error) = self.cold.remove_pack(pack.number) {
-                eprintln!("millstream: pack {} could not be removed: {error}", pack.number);
+                eprintln!(
+                    "millstream: pack {} could not be removed: {error}",
+                    pack.number
+                );
             }
         }
     }
@@ -217,13 +251,16 @@ impl Engine {
         let Some(after) = cursor.take() else { return };
         let mut last = None;
         let mut expiring = Vec::new();
-        let result = self.directory.catalog().scan(b"", &after, EXPIRY_SCAN_PAGE, &mut |path, value| {
-            last = Some(path.to_vec());
-            if crate::stream::snapshot::has_expiry(value) {
-                expiring.push(path.to_vec());
-            }
-            true
-        });
+        let result =
+            self.directory
+                .catalog()
+                .scan(b"", &after, EXPIRY_SCAN_PAGE, &mut |path, value| {
+                    last = Some(path.to_vec());
+                    if crate::stream::snapshot::has_expiry(value) {
+                        expiring.push(path.to_vec());
+                    }
+                    true
+                });
         if let Err(error) = result {
             eprintln!("millstream: catalog could not be walked for expiring streams: {error}");
             return;

@@ -13,25 +13,25 @@ use crate::log::cold::Piece;
 use crate::model::{Extent, IndexEntry, Media};
 use crate::shard::engine::Engine;
 use crate::stream::handle::Stream;
+use crate::stream::hot::{Hot, SharedBytes};
 use crate::stream::json;
 use crate::stream::offsets;
-use crate::stream::hot::{Hot, SharedBytes};
 use crate::stream::state::StreamState;
 
-/// Which index entry is wanted: the first one that satisfies it (all keys grow along the index).
+/// Which index entry is wanted: the first one whose key is at least this (all keys grow along the index).
 #[derive(Clone, Copy)]
 enum Key {
-    EndAtLeast(u64),
-    RecordsAtLeast(u64),
-    TimeAtLeast(u64),
+    End(u64),
+    Records(u64),
+    Time(u64),
 }
 
 impl Key {
     fn reached(self, entry: &IndexEntry) -> bool {
         match self {
-            Key::EndAtLeast(end) => entry.end >= end,
-            Key::RecordsAtLeast(records) => entry.records >= records,
-            Key::TimeAtLeast(time) => entry.time_ms >= time,
+            Key::End(end) => entry.end >= end,
+            Key::Records(records) => entry.records >= records,
+            Key::Time(time) => entry.time_ms >= time,
         }
     }
 }
@@ -54,17 +54,32 @@ fn parts(state: &StreamState) -> Parts {
 impl Engine {
     /// Copies bytes from `position` on into `buffer`, as many as one piece holds. The caller keeps the range
     /// within what is visible; 0 means that the bytes are not there any more.
-    pub fn fill(&self, stream: &Arc<Stream>, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    pub fn fill(
+        &self,
+        stream: &Arc<Stream>,
+        position: u64,
+        buffer: &mut [u8],
+    ) -> io::Result<usize> {
         let (owner, limit) = self.owner_of(stream, position)?;
         match self.fill_from(&owner, limit, position, buffer) {
             // A checkpoint may have moved the bytes between the look at the extents and the read.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.fill_from(&owner, limit, position, buffer),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.fill_from(&owner, limit, position, buffer)
+            }
             result => result,
         }
     }
 
-    fn fill_from(&self, owner: &Arc<Stream>, limit: u64, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let room = buffer.len().min(usize::try_from(limit - position).unwrap_or(usize::MAX));
+    fn fill_from(
+        &self,
+        owner: &Arc<Stream>,
+        limit: u64,
+        position: u64,
+        buffer: &mut [u8],
+    ) -> io::Result<usize> {
+        let room = buffer
+            .len()
+            .min(usize::try_from(limit - position).unwrap_or(usize::MAX));
         let buffer = &mut buffer[..room];
         let parts = {
             let state = owner.lock();
@@ -81,15 +96,24 @@ impl Engine {
 
     /// Bytes from `position` on that can be sent as they lie in memory, without a copy; `None` where there are
     /// none (the caller copies with [`Engine::fill`]). The second value bounds how many belong to the stream.
-    pub fn shared(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<(SharedBytes, u64)>> {
+    pub fn shared(
+        &self,
+        stream: &Arc<Stream>,
+        position: u64,
+    ) -> io::Result<Option<(SharedBytes, u64)>> {
         let (owner, limit) = self.owner_of(stream, position)?;
         let mut state = owner.lock();
         if position >= state.hot.start && !state.hot.is_empty() {
             state.hot.freeze();
-            return Ok(state.hot.shared(position).map(|bytes| (bytes, limit - position)));
+            return Ok(state
+                .hot
+                .shared(position)
+                .map(|bytes| (bytes, limit - position)));
         }
         let flushing = state.flushing.as_ref().filter(|hot| position >= hot.start);
-        Ok(flushing.and_then(|hot| hot.shared(position)).map(|bytes| (bytes, limit - position)))
+        Ok(flushing
+            .and_then(|hot| hot.shared(position))
+            .map(|bytes| (bytes, limit - position)))
     }
 
     /// The file that holds the bytes from `position` on, for the kernel to move; `None` if they are in memory.
@@ -103,17 +127,28 @@ impl Engine {
             Arc::clone(&state.extents)
         };
         let found = self.cold.piece(&extents, position)?;
-        Ok(found.map(|piece| Piece { len: piece.len.min(limit - position), ..piece }))
+        Ok(found.map(|piece| Piece {
+            len: piece.len.min(limit - position),
+            ..piece
+        }))
     }
 
     /// Reads a whole range; the range must be visible.
-    pub fn read_range(&self, stream: &Arc<Stream>, mut position: u64, end: u64) -> io::Result<Vec<u8>> {
+    pub fn read_range(
+        &self,
+        stream: &Arc<Stream>,
+        mut position: u64,
+        end: u64,
+    ) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; (end - position) as usize];
         let mut filled = 0;
         while position < end {
             let count = self.fill(stream, position, &mut bytes[filled..])?;
             if count == 0 {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "stream bytes are missing"));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "stream bytes are missing",
+                ));
             }
             filled += count;
             position += count as u64;
@@ -141,7 +176,9 @@ impl Engine {
                 }
             };
             let found = self.directory.get_by_id(source).map_err(io::Error::other)?;
-            owner = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing"))?;
+            owner = found.ok_or_else(|| {
+                io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing")
+            })?;
         }
     }
 
@@ -157,11 +194,16 @@ impl Engine {
             return Ok(in_hot);
         }
         let cold = match key {
-            Key::EndAtLeast(end) => self.cold.entry_at_or_after(&parts.extents, end)?,
-            Key::RecordsAtLeast(records) => self.cold.entry_by_records(&parts.extents, records)?,
-            Key::TimeAtLeast(time) => self.cold.entry_by_time(&parts.extents, time)?,
+            Key::End(end) => self.cold.entry_at_or_after(&parts.extents, end)?,
+            Key::Records(records) => self.cold.entry_by_records(&parts.extents, records)?,
+            Key::Time(time) => self.cold.entry_by_time(&parts.extents, time)?,
         };
-        let flushing = || parts.flushing.as_ref().and_then(|hot| first_reaching(&hot.index, key));
+        let flushing = || {
+            parts
+                .flushing
+                .as_ref()
+                .and_then(|hot| first_reaching(&hot.index, key))
+        };
         Ok(cold.or_else(flushing).or(in_hot))
     }
 
@@ -175,7 +217,11 @@ impl Engine {
         if let Some(entry) = in_hot {
             return Ok(entry.end);
         }
-        if let Some(entry) = parts.flushing.as_ref().and_then(|hot| last_not_beyond(&hot.index, limit)) {
+        if let Some(entry) = parts
+            .flushing
+            .as_ref()
+            .and_then(|hot| last_not_beyond(&hot.index, limit))
+        {
             return Ok(entry.end);
         }
         let cold = self.cold.entry_at_or_before(&parts.extents, limit)?;
@@ -185,8 +231,10 @@ impl Engine {
     /// First boundary beyond `position`.
     fn boundary_after(&self, stream: &Arc<Stream>, position: u64) -> io::Result<u64> {
         let (owner, limit) = self.owner_of(stream, position)?;
-        let entry = self.own_entry(&owner, Key::EndAtLeast(position + 1))?;
-        entry.map(|entry| entry.end.min(limit)).ok_or_else(|| io::Error::other("no index entry behind a visible position"))
+        let entry = self.own_entry(&owner, Key::End(position + 1))?;
+        entry
+            .map(|entry| entry.end.min(limit))
+            .ok_or_else(|| io::Error::other("no index entry behind a visible position"))
     }
 
     /// Whether an append ended exactly here.
@@ -200,7 +248,13 @@ impl Engine {
     /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, within
     /// one epoch; a single larger append still goes out whole.
     /// `tail` is the visible tail as the caller saw it.
-    pub fn window_end(&self, stream: &Arc<Stream>, position: u64, window: u64, tail: u64) -> io::Result<u64> {
+    pub fn window_end(
+        &self,
+        stream: &Arc<Stream>,
+        position: u64,
+        window: u64,
+        tail: u64,
+    ) -> io::Result<u64> {
         let epoch_end = offsets::epoch_end_after(&stream.lock(), position);
         let end = tail.min(epoch_end);
         let limit = position.saturating_add(window);
@@ -208,7 +262,11 @@ impl Engine {
             return Ok(end.max(position));
         }
         let boundary = self.boundary_at_or_before(stream, limit)?;
-        if boundary > position { Ok(boundary) } else { self.boundary_after(stream, position) }
+        if boundary > position {
+            Ok(boundary)
+        } else {
+            self.boundary_after(stream, position)
+        }
     }
 
     /// Records of the stream up to a boundary.
@@ -220,8 +278,10 @@ impl Engine {
         if owner.lock().start == position {
             return Ok(owner.lock().start_records);
         }
-        let entry = self.own_entry(&owner, Key::EndAtLeast(position))?;
-        entry.map(|entry| entry.records).ok_or_else(|| io::Error::other("no index entry at a visible position"))
+        let entry = self.own_entry(&owner, Key::End(position))?;
+        entry
+            .map(|entry| entry.records)
+            .ok_or_else(|| io::Error::other("no index entry at a visible position"))
     }
 
     /// Position where the last `count` visible records begin.
@@ -243,7 +303,9 @@ impl Engine {
     fn position_of_record(&self, stream: &Arc<Stream>, number: u64) -> io::Result<u64> {
         let owner = self.owner_of_record(stream, number)?;
         let missing = || io::Error::other("no index entry for a visible record");
-        let entry = self.own_entry(&owner, Key::RecordsAtLeast(number + 1))?.ok_or_else(missing)?;
+        let entry = self
+            .own_entry(&owner, Key::Records(number + 1))?
+            .ok_or_else(missing)?;
         let append_start = self.boundary_at_or_before(&owner, entry.end - 1)?;
         let records_before = self.records_at(&owner, append_start)?;
         let skip = number.saturating_sub(records_before) as usize;
@@ -251,7 +313,9 @@ impl Engine {
             return Ok(append_start);
         }
         let bytes = self.read_range(&owner, append_start, entry.end)?;
-        let end = json::message_ends(&bytes).nth(skip - 1).ok_or_else(missing)?;
+        let end = json::message_ends(&bytes)
+            .nth(skip - 1)
+            .ok_or_else(missing)?;
         Ok(append_start + end as u64)
     }
 
@@ -269,7 +333,9 @@ impl Engine {
                 }
             };
             let found = self.directory.get_by_id(source).map_err(io::Error::other)?;
-            owner = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing"))?;
+            owner = found.ok_or_else(|| {
+                io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing")
+            })?;
         }
     }
 
@@ -280,33 +346,50 @@ impl Engine {
         let mut found = tail;
         let mut limit = tail;
         loop {
-            if let Some(entry) = self.own_entry(&owner, Key::TimeAtLeast(time_ms))? {
-                if entry.end <= limit {
-                    found = self.boundary_at_or_before(&owner, entry.end - 1)?;
-                }
+            if let Some(entry) = self.own_entry(&owner, Key::Time(time_ms))?
+                && entry.end <= limit
+            {
+                found = self.boundary_at_or_before(&owner, entry.end - 1)?;
             }
             let (start, source) = {
                 let state = owner.lock();
                 (state.start, state.fork.as_ref().map(|fork| fork.source))
             };
             // Earlier bytes can only matter if everything of this stream's own is late enough.
-            let Some(source) = source.filter(|_| found <= start || start == limit) else { return Ok(found) };
+            let Some(source) = source.filter(|_| found <= start || start == limit) else {
+                return Ok(found);
+            };
             limit = start;
             found = found.min(start);
             let next = self.directory.get_by_id(source).map_err(io::Error::other)?;
-            owner = next.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing"))?;
+            owner = next.ok_or_else(|| {
+                io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing")
+            })?;
         }
     }
 
     /// The first `count` units (bytes, or JSON messages) of the append that follows `anchor`: what a fork with
     /// a sub-offset takes along. Returns the bytes and how many records they are.
-    pub fn sub_offset_prefix(&self, stream: &Arc<Stream>, anchor: u64, count: u64) -> Result<(Vec<u8>, u32), Refusal> {
-        let beyond = || Refusal::with(ErrorCode::ForkOffsetInvalid, "Stream-Fork-Sub-Offset reaches beyond the append it counts in.");
+    pub fn sub_offset_prefix(
+        &self,
+        stream: &Arc<Stream>,
+        anchor: u64,
+        count: u64,
+    ) -> Result<(Vec<u8>, u32), Refusal> {
+        let beyond = || {
+            Refusal::with(
+                ErrorCode::ForkOffsetInvalid,
+                "Stream-Fork-Sub-Offset reaches beyond the append it counts in.",
+            )
+        };
         let tail = stream.lock().visible.tail;
         if anchor >= tail {
             return Err(beyond());
         }
-        let end = self.boundary_after(stream, anchor).map_err(read_failed)?.min(tail);
+        let end = self
+            .boundary_after(stream, anchor)
+            .map_err(read_failed)?
+            .min(tail);
         if stream.content_type.media != Media::Json && count > end - anchor {
             return Err(beyond());
         }
@@ -314,7 +397,10 @@ impl Engine {
         if stream.content_type.media != Media::Json {
             return Ok((bytes[..count as usize].to_vec(), 1));
         }
-        let wanted = usize::try_from(count).ok().and_then(|count| count.checked_sub(1)).ok_or_else(beyond)?;
+        let wanted = usize::try_from(count)
+            .ok()
+            .and_then(|count| count.checked_sub(1))
+            .ok_or_else(beyond)?;
         let cut = json::message_ends(&bytes).nth(wanted).ok_or_else(beyond)?;
         Ok((bytes[..cut].to_vec(), count as u32))
     }

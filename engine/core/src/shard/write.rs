@@ -52,14 +52,37 @@ impl Engine {
             }
             AppendDecision::AlreadyClosed => return Ok(self.nothing_new(&state, tail, None)),
             AppendDecision::Refuse(refusal) => {
-                return Err(Undone::Refused { refusal, gate: self.reveal_gate(&state) });
+                return Err(Undone::Refused {
+                    refusal,
+                    gate: self.reveal_gate(&state),
+                });
             }
         }
-        self.stage_append(stream, &mut state, request, wire, record_count, tail.epoch, now_ms, scratch)
+        self.stage_append(
+            stream,
+            &mut state,
+            request,
+            wire,
+            record_count,
+            tail.epoch,
+            now_ms,
+            scratch,
+        )
     }
 
-    fn nothing_new(&self, state: &StreamState, offset: Offset, producer: Option<(u64, u64)>) -> Appended {
-        Appended { offset, closed: state.closed, producer, duplicate: true, gate: self.reveal_gate(state) }
+    fn nothing_new(
+        &self,
+        state: &StreamState,
+        offset: Offset,
+        producer: Option<(u64, u64)>,
+    ) -> Appended {
+        Appended {
+            offset,
+            closed: state.closed,
+            producer,
+            duplicate: true,
+            gate: self.reveal_gate(state),
+        }
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -78,7 +101,10 @@ impl Engine {
             self.maintenance.request_checkpoint();
             return Err(Undone::Wait);
         }
-        let extra = AppendExtra { producer: request.producer, stream_seq: request.stream_seq };
+        let extra = AppendExtra {
+            producer: request.producer,
+            stream_seq: request.stream_seq,
+        };
         scratch.extra.clear();
         extra.encode(&mut scratch.extra);
         let time_ms = now_ms.max(state.last_time_ms);
@@ -132,7 +158,12 @@ impl Engine {
     }
 
     /// A stream that is not live refuses everything; one that has expired is deleted first.
-    pub fn check_life(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) -> Result<(), Undone> {
+    pub fn check_life(
+        &self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        now_ms: u64,
+    ) -> Result<(), Undone> {
         if state.expired(now_ms) {
             self.expire(stream, state, now_ms)?;
         }
@@ -141,11 +172,19 @@ impl Engine {
             Life::SoftDeleted => ErrorCode::StreamGone,
             Life::Gone => ErrorCode::StreamNotFound,
         };
-        let gate = if state.control_sequence > self.shard.synced() { state.control_sequence } else { 0 };
-        Err(Undone::Refused { refusal: code.into(), gate })
+        let gate = if state.control_sequence > self.shard.synced() {
+            state.control_sequence
+        } else {
+            0
+        };
+        Err(Undone::Refused {
+            refusal: code.into(),
+            gate,
+        })
     }
 
     fn hot_bytes_exhausted(&self) -> bool {
-        self.metrics.hot_bytes.get() > self.config.checkpoint_bytes * crate::limits::HOT_BYTES_FACTOR
+        self.metrics.hot_bytes.get()
+            > self.config.checkpoint_bytes * crate::limits::HOT_BYTES_FACTOR
     }
 }

@@ -26,7 +26,10 @@ pub enum AppendDecision {
     /// Take it.
     Accept,
     /// A producer's retry of what is already in the log.
-    Duplicate { epoch: u64, last_seq: u64 },
+    Duplicate {
+        epoch: u64,
+        last_seq: u64,
+    },
     /// Close-only on a closed stream: the wish is already fulfilled.
     AlreadyClosed,
     Refuse(Refusal),
@@ -36,17 +39,32 @@ pub enum AppendDecision {
 pub fn check_syntax(request: &AppendRequest<'_>) -> Result<(), Refusal> {
     if let Some(tag) = &request.producer {
         if tag.id.is_empty() || tag.id.len() > PRODUCER_ID_MAX_BYTES {
-            return Err(Refusal::with(ErrorCode::ProducerInvalid, "Producer-Id must have 1 to 256 bytes."));
+            return Err(Refusal::with(
+                ErrorCode::ProducerInvalid,
+                "Producer-Id must have 1 to 256 bytes.",
+            ));
         }
         if tag.epoch > SAFE_INTEGER_MAX || tag.seq > SAFE_INTEGER_MAX {
-            return Err(Refusal::with(ErrorCode::ProducerInvalid, "Producer-Epoch and Producer-Seq end at 2^53 - 1."));
+            return Err(Refusal::with(
+                ErrorCode::ProducerInvalid,
+                "Producer-Epoch and Producer-Seq end at 2^53 - 1.",
+            ));
         }
     }
-    if request.stream_seq.is_some_and(|seq| seq.len() > STREAM_SEQ_MAX_BYTES) {
-        return Err(Refusal::with(ErrorCode::BadRequest, "Stream-Seq is longer than 256 bytes."));
+    if request
+        .stream_seq
+        .is_some_and(|seq| seq.len() > STREAM_SEQ_MAX_BYTES)
+    {
+        return Err(Refusal::with(
+            ErrorCode::BadRequest,
+            "Stream-Seq is longer than 256 bytes.",
+        ));
     }
     if request.if_match.is_some() && request.producer.is_some() {
-        return Err(Refusal::with(ErrorCode::BadRequest, "If-Match and producer headers exclude each other."));
+        return Err(Refusal::with(
+            ErrorCode::BadRequest,
+            "If-Match and producer headers exclude each other.",
+        ));
     }
     Ok(())
 }
@@ -69,8 +87,15 @@ pub fn decide(
     if state.closed {
         return decide_on_closed(state, request, close_only, tail);
     }
-    if !request.body_empty && !request.content_type.is_some_and(|header| content_type.matches(header)) {
-        return refuse_with(ErrorCode::ContentTypeMismatch, format!("The stream has {}.", content_type.text));
+    if !request.body_empty
+        && !request
+            .content_type
+            .is_some_and(|header| content_type.matches(header))
+    {
+        return refuse_with(
+            ErrorCode::ContentTypeMismatch,
+            format!("The stream has {}.", content_type.text),
+        );
     }
     if let Some(tag) = &request.producer {
         match decide_producer(state, tag, tail.epoch) {
@@ -78,15 +103,18 @@ pub fn decide(
             other => return other,
         }
     }
-    if request.if_match.is_some_and(|expected| expected.position != tail.position || expected.epoch != tail.epoch) {
+    if request
+        .if_match
+        .is_some_and(|expected| expected.position != tail.position || expected.epoch != tail.epoch)
+    {
         let mut refusal = Refusal::new(ErrorCode::PreconditionFailed);
         refusal.headers.next_offset = Some(tail);
         return AppendDecision::Refuse(refusal);
     }
-    if let (Some(seq), Some(last)) = (request.stream_seq, state.stream_seq.as_deref()) {
-        if seq <= last {
-            return refuse(ErrorCode::SequenceConflict);
-        }
+    if let (Some(seq), Some(last)) = (request.stream_seq, state.stream_seq.as_deref())
+        && seq <= last
+    {
+        return refuse(ErrorCode::SequenceConflict);
     }
     if close_only {
         return AppendDecision::Accept;
@@ -98,10 +126,18 @@ pub fn decide(
     }
 }
 
-fn decide_on_closed(state: &StreamState, request: &AppendRequest<'_>, close_only: bool, tail: Offset) -> AppendDecision {
+fn decide_on_closed(
+    state: &StreamState,
+    request: &AppendRequest<'_>,
+    close_only: bool,
+    tail: Offset,
+) -> AppendDecision {
     if let Some(tag) = &request.producer {
         if state.closed_by.as_ref().is_some_and(|by| by.is(tag)) {
-            return AppendDecision::Duplicate { epoch: tag.epoch, last_seq: tag.seq };
+            return AppendDecision::Duplicate {
+                epoch: tag.epoch,
+                last_seq: tag.seq,
+            };
         }
     } else if close_only {
         return AppendDecision::AlreadyClosed;
@@ -130,16 +166,30 @@ fn decide_producer(state: &StreamState, tag: &ProducerTag<'_>, tail_epoch: u64) 
         return AppendDecision::Accept;
     }
     if tag.epoch > known.epoch {
-        return if tag.seq == 0 { AppendDecision::Accept } else { refuse(ErrorCode::ProducerEpochInvalid) };
+        return if tag.seq == 0 {
+            AppendDecision::Accept
+        } else {
+            refuse(ErrorCode::ProducerEpochInvalid)
+        };
     }
     if tag.seq <= known.last_seq {
-        return AppendDecision::Duplicate { epoch: known.epoch, last_seq: known.last_seq };
+        return AppendDecision::Duplicate {
+            epoch: known.epoch,
+            last_seq: known.last_seq,
+        };
     }
-    if tag.seq == known.last_seq + 1 { AppendDecision::Accept } else { refuse_gap(known.last_seq + 1, tag.seq) }
+    if tag.seq == known.last_seq + 1 {
+        AppendDecision::Accept
+    } else {
+        refuse_gap(known.last_seq + 1, tag.seq)
+    }
 }
 
 fn refuse_gap(expected: u64, received: u64) -> AppendDecision {
-    let mut refusal = Refusal::with(ErrorCode::ProducerGap, format!("Expected Producer-Seq {expected}, received {received}."));
+    let mut refusal = Refusal::with(
+        ErrorCode::ProducerGap,
+        format!("Expected Producer-Seq {expected}, received {received}."),
+    );
     refusal.headers.producer_expected_and_received_seq = Some((expected, received));
     AppendDecision::Refuse(refusal)
 }

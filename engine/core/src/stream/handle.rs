@@ -22,9 +22,22 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub fn new(id: StreamId, path: &str, content_type: Arc<ContentType>, state: StreamState) -> Stream {
+    pub fn new(
+        id: StreamId,
+        path: &str,
+        content_type: Arc<ContentType>,
+        state: StreamState,
+    ) -> Stream {
         let expires = state.expiry.is_some();
-        Stream { id, path: path.into(), content_type, expires, state: Mutex::new(state), watchers: AtomicU64::new(0), feed_match: AtomicU64::new(0) }
+        Stream {
+            id,
+            path: path.into(),
+            content_type,
+            expires,
+            state: Mutex::new(state),
+            watchers: AtomicU64::new(0),
+            feed_match: AtomicU64::new(0),
+        }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, StreamState> {
@@ -54,7 +67,8 @@ impl Stream {
     }
 
     pub fn cache_match(&self, version: u64, matches: bool) {
-        self.feed_match.store(version << 1 | u64::from(matches), Ordering::Relaxed);
+        self.feed_match
+            .store(version << 1 | u64::from(matches), Ordering::Relaxed);
     }
 
     /// Streams below `__ds/` belong to the control plane; HTTP clients cannot reach them.

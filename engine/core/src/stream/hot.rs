@@ -36,7 +36,11 @@ pub struct SharedBytes {
 
 impl Hot {
     pub fn starting_at(start: u64) -> Hot {
-        Hot { start, active_start: start, ..Hot::default() }
+        Hot {
+            start,
+            active_start: start,
+            ..Hot::default()
+        }
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
@@ -70,9 +74,15 @@ impl Hot {
         if position < self.start || position >= self.active_start {
             return None;
         }
-        let at = self.frozen.partition_point(|part| part.start <= position).checked_sub(1)?;
+        let at = self
+            .frozen
+            .partition_point(|part| part.start <= position)
+            .checked_sub(1)?;
         let part = self.frozen.get(at)?;
-        Some(SharedBytes { bytes: Arc::clone(&part.bytes), from: (position - part.start) as usize })
+        Some(SharedBytes {
+            bytes: Arc::clone(&part.bytes),
+            from: (position - part.start) as usize,
+        })
     }
 
     /// Copies from `position` on; returns how many bytes, 0 if they are not here.
@@ -80,7 +90,10 @@ impl Hot {
         let shared = self.shared(position);
         let source = match &shared {
             Some(part) => &part.bytes[part.from..],
-            None if position >= self.active_start => self.active.get((position - self.active_start) as usize..).unwrap_or(&[]),
+            None if position >= self.active_start => self
+                .active
+                .get((position - self.active_start) as usize..)
+                .unwrap_or(&[]),
             None => &[],
         };
         let count = source.len().min(buffer.len());
@@ -95,7 +108,9 @@ impl Hot {
             ([only], true) => Cow::Borrowed(&only.bytes),
             (parts, _) => {
                 let mut all = Vec::with_capacity(self.len() as usize);
-                parts.iter().for_each(|part| all.extend_from_slice(&part.bytes));
+                parts
+                    .iter()
+                    .for_each(|part| all.extend_from_slice(&part.bytes));
                 all.extend_from_slice(&self.active);
                 Cow::Owned(all)
             }
@@ -127,13 +142,19 @@ mod tests {
         hot.push(b"tail");
         hot.freeze();
         let cut = 100 + first.len() as u64;
-        assert_eq!(hot.shared(cut - 1).map(|part| part.bytes.len() - part.from), Some(1));
+        assert_eq!(
+            hot.shared(cut - 1).map(|part| part.bytes.len() - part.from),
+            Some(1)
+        );
         assert!(hot.shared(cut).is_none() && hot.shared(99).is_none());
         let mut buffer = [0u8; 8];
         assert_eq!(hot.copy(cut - 1, &mut buffer), 1);
         assert_eq!(hot.copy(cut + 1, &mut buffer), 3);
         assert_eq!(&buffer[..3], b"ail");
         assert_eq!(hot.contiguous().len() as u64, hot.len());
-        assert_eq!(hot.followed_by(&Hot::starting_at(hot.end())).contiguous(), hot.contiguous());
+        assert_eq!(
+            hot.followed_by(&Hot::starting_at(hot.end())).contiguous(),
+            hot.contiguous()
+        );
     }
 }

@@ -24,7 +24,11 @@ pub struct ForkRequest<'a> {
 
 /// Whether a repeated PUT asks for what is already there. Only what the request says is compared with what a
 /// fork took over from its source.
-pub fn same_configuration(state: &StreamState, content_type: &ContentType, request: &CreateRequest<'_>) -> bool {
+pub fn same_configuration(
+    state: &StreamState,
+    content_type: &ContentType,
+    request: &CreateRequest<'_>,
+) -> bool {
     same_content_type(state, content_type, request)
         && same_expiry(state.expiry.as_deref(), request)
         && state.closed == request.closed
@@ -32,7 +36,11 @@ pub fn same_configuration(state: &StreamState, content_type: &ContentType, reque
         && same_fork(state, request)
 }
 
-fn same_content_type(state: &StreamState, content_type: &ContentType, request: &CreateRequest<'_>) -> bool {
+fn same_content_type(
+    state: &StreamState,
+    content_type: &ContentType,
+    request: &CreateRequest<'_>,
+) -> bool {
     match request.content_type {
         Some(text) => content_type.matches(text.as_bytes()),
         None => state.fork.is_some() || content_type.matches(ContentType::DEFAULT.as_bytes()),
@@ -54,19 +62,31 @@ fn same_fork(state: &StreamState, request: &CreateRequest<'_>) -> bool {
         (Some(stored), Some(asked)) => {
             *stored.source_path == *asked.source_path
                 && stored.sub_offset == asked.sub_offset
-                && asked.offset.is_none_or(|offset| offset.position == stored.anchor)
+                && asked
+                    .offset
+                    .is_none_or(|offset| offset.position == stored.anchor)
         }
         _ => false,
     }
 }
 
 /// Expiry of a new stream: its own wish, else its source's window or date.
-pub fn initial_expiry(request: &CreateRequest<'_>, source: Option<&Expiry>, now_ms: u64) -> Option<Box<Expiry>> {
+pub fn initial_expiry(
+    request: &CreateRequest<'_>,
+    source: Option<&Expiry>,
+    now_ms: u64,
+) -> Option<Box<Expiry>> {
     let own = request.ttl_seconds.is_some() || request.expires_at_ms.is_some();
     let (ttl_seconds, expires_at_ms, inherited) = match (own, source) {
         (true, _) => (request.ttl_seconds, request.expires_at_ms, false),
         (false, Some(source)) => (source.ttl_seconds, source.expires_at_ms, true),
         (false, None) => return None,
     };
-    Some(Box::new(Expiry { ttl_seconds, expires_at_ms, inherited, last_access_ms: now_ms, logged_access_ms: now_ms }))
+    Some(Box::new(Expiry {
+        ttl_seconds,
+        expires_at_ms,
+        inherited,
+        last_access_ms: now_ms,
+        logged_access_ms: now_ms,
+    }))
 }

@@ -78,58 +78,106 @@ pub fn applied_tail(state: &StreamState, losses: &Losses) -> Offset {
 /// before it the epoch of the bytes just read.
 pub fn offset_after(state: &StreamState, losses: &Losses, position: u64) -> Offset {
     if position >= state.tail {
-        return Offset { epoch: losses.tail_epoch(state), position };
+        return Offset {
+            epoch: losses.tail_epoch(state),
+            position,
+        };
     }
-    Offset { epoch: epoch_of_byte_before(state, position), position }
+    Offset {
+        epoch: epoch_of_byte_before(state, position),
+        position,
+    }
 }
 
 fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
-    let later = state.later_epochs.iter().rev().find(|(_, start)| *start < position);
+    let later = state
+        .later_epochs
+        .iter()
+        .rev()
+        .find(|(_, start)| *start < position);
     later.map_or(state.first_epoch, |(epoch, _)| *epoch)
 }
 
 /// First position behind `position` where another epoch begins: a response ends there.
 pub fn epoch_end_after(state: &StreamState, position: u64) -> u64 {
-    state.later_epochs.iter().map(|(_, start)| *start).find(|start| *start > position).unwrap_or(u64::MAX)
+    state
+        .later_epochs
+        .iter()
+        .map(|(_, start)| *start)
+        .find(|start| *start > position)
+        .unwrap_or(u64::MAX)
 }
 
 /// What a client's offset means on this stream.
 pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<ReadStart, Refusal> {
     if offset == Offset::START {
-        return Ok(ReadStart { position: 0, gap: None });
+        return Ok(ReadStart {
+            position: 0,
+            gap: None,
+        });
     }
     let tail_epoch = losses.tail_epoch(state);
     if offset.epoch > tail_epoch {
-        return Err(Refusal::with(ErrorCode::OffsetInvalid, "The offset is of an epoch this stream has not reached."));
+        return Err(Refusal::with(
+            ErrorCode::OffsetInvalid,
+            "The offset is of an epoch this stream has not reached.",
+        ));
     }
     let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
         return resolve_foreign(state, tail_epoch, offset);
     };
     if offset.position < start {
-        return Err(Refusal::with(ErrorCode::OffsetInvalid, "The offset lies before its epoch."));
+        return Err(Refusal::with(
+            ErrorCode::OffsetInvalid,
+            "The offset lies before its epoch.",
+        ));
     }
     match next {
         // Still the tail's epoch: nothing was lost behind it.
         None if offset.position > end => Err(beyond_tail(state, losses, offset)),
-        None => Ok(ReadStart { position: offset.position, gap: None }),
-        Some(_) if offset.position < end => Ok(ReadStart { position: offset.position, gap: None }),
+        None => Ok(ReadStart {
+            position: offset.position,
+            gap: None,
+        }),
+        Some(_) if offset.position < end => Ok(ReadStart {
+            position: offset.position,
+            gap: None,
+        }),
         Some(next_epoch) => {
-            let to = Offset { epoch: next_epoch, position: end };
+            let to = Offset {
+                epoch: next_epoch,
+                position: end,
+            };
             let certain = offset.position > end;
-            Ok(ReadStart { position: end, gap: Some(Gap { from: offset, to, reason: GapReason::Crash, certain }) })
+            Ok(ReadStart {
+                position: end,
+                gap: Some(Gap {
+                    from: offset,
+                    to,
+                    reason: GapReason::Crash,
+                    certain,
+                }),
+            })
         }
     }
 }
 
 fn beyond_tail(state: &StreamState, losses: &Losses, offset: Offset) -> Refusal {
     let tail = visible_tail(state, losses);
-    let mut refusal = Refusal::with(ErrorCode::OffsetBeyondTail, format!("Offset {offset} is beyond the tail {tail}."));
+    let mut refusal = Refusal::with(
+        ErrorCode::OffsetBeyondTail,
+        format!("Offset {offset} is beyond the tail {tail}."),
+    );
     refusal.headers.next_offset = Some(tail);
     refusal
 }
 
 /// Start, end and successor of an epoch of this stream; `None` if it is not one of its epochs.
-fn epoch_range(state: &StreamState, tail_epoch: u64, epoch: u64) -> Option<(u64, u64, Option<u64>)> {
+fn epoch_range(
+    state: &StreamState,
+    tail_epoch: u64,
+    epoch: u64,
+) -> Option<(u64, u64, Option<u64>)> {
     let mut starts: Vec<(u64, u64)> = Vec::with_capacity(state.later_epochs.len() + 2);
     starts.push((state.first_epoch, 0));
     starts.extend_from_slice(&state.later_epochs);
@@ -144,14 +192,33 @@ fn epoch_range(state: &StreamState, tail_epoch: u64, epoch: u64) -> Option<(u64,
 }
 
 /// An epoch that this stream never had: of an older incarnation of the path, or made up.
-fn resolve_foreign(state: &StreamState, tail_epoch: u64, offset: Offset) -> Result<ReadStart, Refusal> {
+fn resolve_foreign(
+    state: &StreamState,
+    tail_epoch: u64,
+    offset: Offset,
+) -> Result<ReadStart, Refusal> {
     if offset.epoch < state.id.0 && offset.epoch != 0 {
-        let epoch = if state.later_epochs.is_empty() && state.tail == 0 { tail_epoch } else { state.first_epoch };
+        let epoch = if state.later_epochs.is_empty() && state.tail == 0 {
+            tail_epoch
+        } else {
+            state.first_epoch
+        };
         let to = Offset { epoch, position: 0 };
-        let gap = Gap { from: offset, to, reason: GapReason::Recreated, certain: true };
-        return Ok(ReadStart { position: 0, gap: Some(gap) });
+        let gap = Gap {
+            from: offset,
+            to,
+            reason: GapReason::Recreated,
+            certain: true,
+        };
+        return Ok(ReadStart {
+            position: 0,
+            gap: Some(gap),
+        });
     }
-    Err(Refusal::with(ErrorCode::OffsetInvalid, "The offset was not issued by this stream."))
+    Err(Refusal::with(
+        ErrorCode::OffsetInvalid,
+        "The offset was not issued by this stream.",
+    ))
 }
 
 #[cfg(test)]
@@ -169,14 +236,55 @@ mod tests {
     #[test]
     fn a_crash_turns_a_lost_position_into_a_gap_and_never_reuses_it() {
         let state = memory_stream();
-        let losses = Losses { unclean_starts: vec![200] };
-        assert_eq!(visible_tail(&state, &losses), Offset { epoch: 200, position: 10 });
-        let lost = resolve(&state, &losses, Offset { epoch: 100, position: 14 }).expect("a gap, no error");
+        let losses = Losses {
+            unclean_starts: vec![200],
+        };
+        assert_eq!(
+            visible_tail(&state, &losses),
+            Offset {
+                epoch: 200,
+                position: 10
+            }
+        );
+        let lost = resolve(
+            &state,
+            &losses,
+            Offset {
+                epoch: 100,
+                position: 14,
+            },
+        )
+        .expect("a gap, no error");
         assert_eq!(lost.position, 10);
-        assert!(lost.gap.is_some_and(|gap| gap.certain && gap.reason == GapReason::Crash));
-        let kept = resolve(&state, &losses, Offset { epoch: 100, position: 4 }).expect("still there");
-        assert_eq!(kept, ReadStart { position: 4, gap: None });
-        let edge = resolve(&state, &losses, Offset { epoch: 100, position: 10 }).expect("perhaps a gap");
+        assert!(
+            lost.gap
+                .is_some_and(|gap| gap.certain && gap.reason == GapReason::Crash)
+        );
+        let kept = resolve(
+            &state,
+            &losses,
+            Offset {
+                epoch: 100,
+                position: 4,
+            },
+        )
+        .expect("still there");
+        assert_eq!(
+            kept,
+            ReadStart {
+                position: 4,
+                gap: None
+            }
+        );
+        let edge = resolve(
+            &state,
+            &losses,
+            Offset {
+                epoch: 100,
+                position: 10,
+            },
+        )
+        .expect("perhaps a gap");
         assert!(edge.gap.is_some_and(|gap| !gap.certain));
     }
 
@@ -184,9 +292,35 @@ mod tests {
     fn other_incarnations_and_made_up_offsets() {
         let state = memory_stream();
         let losses = Losses::default();
-        let old = resolve(&state, &losses, Offset { epoch: 50, position: 3 }).expect("recreated");
-        assert!(old.position == 0 && old.gap.is_some_and(|gap| gap.reason == GapReason::Recreated));
-        for bad in [Offset { epoch: 101, position: 0 }, Offset { epoch: 100, position: 11 }, Offset { epoch: 0, position: 3 }] {
+        let old = resolve(
+            &state,
+            &losses,
+            Offset {
+                epoch: 50,
+                position: 3,
+            },
+        )
+        .expect("recreated");
+        assert!(
+            old.position == 0
+                && old
+                    .gap
+                    .is_some_and(|gap| gap.reason == GapReason::Recreated)
+        );
+        for bad in [
+            Offset {
+                epoch: 101,
+                position: 0,
+            },
+            Offset {
+                epoch: 100,
+                position: 11,
+            },
+            Offset {
+                epoch: 0,
+                position: 3,
+            },
+        ] {
             assert!(resolve(&state, &losses, bad).is_err(), "{bad}");
         }
     }

@@ -57,11 +57,23 @@ pub fn encode(path: &str, content_type: &ContentType, state: &StreamState, out: 
 
 fn flags(state: &StreamState) -> u8 {
     (if state.closed { CLOSED } else { 0 })
-        | (if state.closed_by.is_some() { CLOSED_BY } else { 0 })
+        | (if state.closed_by.is_some() {
+            CLOSED_BY
+        } else {
+            0
+        })
         | (if state.expiry.is_some() { EXPIRY } else { 0 })
         | (if state.fork.is_some() { FORK } else { 0 })
-        | (if state.stream_seq.is_some() { STREAM_SEQ } else { 0 })
-        | (if state.producers.is_some() { PRODUCERS } else { 0 })
+        | (if state.stream_seq.is_some() {
+            STREAM_SEQ
+        } else {
+            0
+        })
+        | (if state.producers.is_some() {
+            PRODUCERS
+        } else {
+            0
+        })
 }
 
 fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
@@ -90,7 +102,12 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
         put_count(out, producers.len());
         for (id, producer) in producers.iter() {
             put_short(out, id);
-            for value in [producer.epoch, producer.last_seq, producer.last_time_ms, producer.stream_epoch] {
+            for value in [
+                producer.epoch,
+                producer.last_seq,
+                producer.last_time_ms,
+                producer.stream_epoch,
+            ] {
                 put_u64(out, value);
             }
         }
@@ -107,7 +124,14 @@ pub fn encode_extents(extents: &[Extent], out: &mut Vec<u8>) {
         out.push(kind);
         out.extend_from_slice(&number.to_le_bytes());
         out.extend_from_slice(&extent.index_count.to_le_bytes());
-        for value in [owner, extent.start, extent.len, extent.file_position, extent.index_position, extent.base_records] {
+        for value in [
+            owner,
+            extent.start,
+            extent.len,
+            extent.file_position,
+            extent.index_position,
+            extent.base_records,
+        ] {
             put_u64(out, value);
         }
     }
@@ -174,7 +198,11 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
 fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) -> Option<()> {
     if flags & CLOSED_BY != 0 {
         let (epoch, seq) = (reader.u64()?, reader.u64()?);
-        state.closed_by = Some(Box::new(ClosedBy { id: reader.short()?.into(), epoch, seq }));
+        state.closed_by = Some(Box::new(ClosedBy {
+            id: reader.short()?.into(),
+            epoch,
+            seq,
+        }));
     }
     if flags & EXPIRY != 0 {
         let inherited = reader.u8()? != 0;
@@ -193,7 +221,13 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
         let anchor_requested = reader.u8()? != 0;
         let sub_offset = reader.u64()?;
         let source_path = std::str::from_utf8(reader.short()?).ok()?.into();
-        state.fork = Some(Box::new(Fork { source, source_path, anchor, anchor_requested, sub_offset }));
+        state.fork = Some(Box::new(Fork {
+            source,
+            source_path,
+            anchor,
+            anchor_requested,
+            sub_offset,
+        }));
     }
     if flags & STREAM_SEQ != 0 {
         state.stream_seq = Some(reader.short()?.into());
@@ -204,7 +238,15 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
             let id = reader.short()?.into();
             let (epoch, last_seq) = (reader.u64()?, reader.u64()?);
             let (last_time_ms, stream_epoch) = (reader.u64()?, reader.u64()?);
-            producers.insert(id, ProducerState { epoch, last_seq, last_time_ms, stream_epoch });
+            producers.insert(
+                id,
+                ProducerState {
+                    epoch,
+                    last_seq,
+                    last_time_ms,
+                    stream_epoch,
+                },
+            );
         }
         state.producers = Some(Box::new(producers));
     }

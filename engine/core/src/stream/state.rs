@@ -49,13 +49,16 @@ pub struct Expiry {
 
 impl Expiry {
     pub fn expired(&self, now_ms: u64) -> bool {
-        let idle = self.ttl_seconds.is_some_and(|ttl| now_ms >= self.last_access_ms.saturating_add(ttl.saturating_mul(1000)));
+        let idle = self.ttl_seconds.is_some_and(|ttl| {
+            now_ms >= self.last_access_ms.saturating_add(ttl.saturating_mul(1000))
+        });
         idle || self.expires_at_ms.is_some_and(|at| now_ms >= at)
     }
 
     /// How often a renewal is worth a frame; recovery adds the same slack.
     pub fn touch_interval_ms(&self) -> u64 {
-        self.ttl_seconds.map_or(u64::MAX, |ttl| (ttl * 100).max(1000))
+        self.ttl_seconds
+            .map_or(u64::MAX, |ttl| (ttl * 100).max(1000))
     }
 }
 
@@ -174,12 +177,18 @@ impl StreamState {
     }
 
     pub fn expired(&self, now_ms: u64) -> bool {
-        self.life == Life::Live && self.expiry.as_ref().is_some_and(|expiry| expiry.expired(now_ms))
+        self.life == Life::Live
+            && self
+                .expiry
+                .as_ref()
+                .is_some_and(|expiry| expiry.expired(now_ms))
     }
 
     /// Renews a sliding TTL. Returns whether the renewal is due for a frame of its own.
     pub fn renew(&mut self, now_ms: u64) -> bool {
-        let Some(expiry) = self.expiry.as_mut() else { return false };
+        let Some(expiry) = self.expiry.as_mut() else {
+            return false;
+        };
         if expiry.ttl_seconds.is_none() {
             return false;
         }
@@ -211,7 +220,11 @@ impl StreamState {
             self.closed = true;
             self.control_sequence = frame.sequence;
             self.closed_by = frame.extra.producer.map(|tag| {
-                Box::new(ClosedBy { id: tag.id.into(), epoch: tag.epoch, seq: tag.seq })
+                Box::new(ClosedBy {
+                    id: tag.id.into(),
+                    epoch: tag.epoch,
+                    seq: tag.seq,
+                })
             });
         }
         if let Some(expiry) = self.expiry.as_mut() {
@@ -255,7 +268,9 @@ impl StreamState {
     }
 
     pub fn last_epoch(&self) -> u64 {
-        self.later_epochs.last().map_or(self.first_epoch, |(epoch, _)| *epoch)
+        self.later_epochs
+            .last()
+            .map_or(self.first_epoch, |(epoch, _)| *epoch)
     }
 
     fn remember_producer(&mut self, tag: &ProducerTag<'_>, time_ms: u64, stream_epoch: u64) {
@@ -263,7 +278,12 @@ impl StreamState {
         if producers.len() >= PRODUCERS_PER_STREAM_MAX && !producers.contains_key(tag.id) {
             forget_oldest(producers);
         }
-        let state = ProducerState { epoch: tag.epoch, last_seq: tag.seq, last_time_ms: time_ms, stream_epoch };
+        let state = ProducerState {
+            epoch: tag.epoch,
+            last_seq: tag.seq,
+            last_time_ms: time_ms,
+            stream_epoch,
+        };
         match producers.get_mut(tag.id) {
             Some(known) => *known = state,
             None => {
@@ -278,7 +298,11 @@ impl StreamState {
 
     /// Makes everything applied visible: the class's watermark has reached it.
     pub fn publish_applied(&mut self) {
-        self.visible = Visible { tail: self.tail, records: self.records, closed: self.closed };
+        self.visible = Visible {
+            tail: self.tail,
+            records: self.records,
+            closed: self.closed,
+        };
     }
 }
 
@@ -316,7 +340,12 @@ mod tests {
     fn forgetting_producers_keeps_the_recent_ones() {
         let mut producers = Producers::new();
         for number in 0..1000u64 {
-            let state = ProducerState { epoch: 0, last_seq: 0, last_time_ms: number, stream_epoch: 0 };
+            let state = ProducerState {
+                epoch: 0,
+                last_seq: 0,
+                last_time_ms: number,
+                stream_epoch: 0,
+            };
             producers.insert(number.to_le_bytes().into(), state);
         }
         forget_oldest(&mut producers);
@@ -327,7 +356,11 @@ mod tests {
 
     #[test]
     fn ttl_arithmetic_does_not_overflow() {
-        let expiry = Expiry { ttl_seconds: Some(u64::MAX), last_access_ms: u64::MAX - 1, ..Expiry::default() };
+        let expiry = Expiry {
+            ttl_seconds: Some(u64::MAX),
+            last_access_ms: u64::MAX - 1,
+            ..Expiry::default()
+        };
         assert!(!expiry.expired(u64::MAX - 1));
     }
 }

@@ -1,0 +1,224 @@
+//! The connections of a reactor: accepted, kept, watched, closed.
+
+use crate::error::ErrorCode;
+use crate::limits::{HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX};
+use crate::serve::conn::{Conn, Phase};
+use crate::serve::reactor::{KIND_CONN, KIND_SHIFT, Reactor};
+use crate::serve::respond::{self, Reply};
+use crate::serve::sys;
+
+impl Reactor {
+    pub fn accept_all(&mut self) {
+        for _ in 0..256 {
+            match sys::accept(self.listener.descriptor()) {
+                Ok(socket) => self.admit(socket),
+                Err(error) if sys::would_block(&error) => return,
+                Err(error) => {
+                    // Out of descriptors or memory: the backlog keeps the clients, the next round tries again.
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
+                    ) {
+                        self.engine.metrics.connections_refused.add(1);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: std::os::fd::OwnedFd) {
+        use std::os::fd::AsRawFd;
+        let metrics = &self.engine.metrics;
+        if metrics.connections.get() as usize >= self.engine.config.connections_max || self.stopping
+        {
+            metrics.connections_refused.add(1);
+            let code = if self.stopping {
+                ErrorCode::ShuttingDown
+            } else {
+                ErrorCode::TooManyConnections
+            };
+            let mut out = Vec::new();
+            let reply = Reply {
+                date: &self.date,
+                cors: true,
+                keep_alive: false,
+                head_only: false,
+                control: false,
+            };
+            respond::problem(&mut out, &code.into(), &reply);
+            // A fresh socket takes this much; if not, closing says the same.
+            if sys::send(socket.as_raw_fd(), &out, false).is_ok() {
+                sys::shutdown_write(socket.as_raw_fd());
+            }
+            return;
+        }
+        metrics.connections.add(1);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            self.connections.len() - 1
+        });
+        let token =
+            (KIND_CONN << KIND_SHIFT) | (self.next_generation & 0xff_ffff) << 32 | index as u64;
+        self.next_generation += 1;
+        let mut conn = Box::new(Conn::new(socket, token));
+        conn.interest = (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
+        conn.deadline_ms = self.now_ms + self.engine.config.header_timeout_ms;
+        if self
+            .epoll
+            .add(conn.descriptor(), conn.interest, token)
+            .is_err()
+        {
+            self.free.push(index);
+            self.engine.metrics.connections.sub(1);
+            return;
+        }
+        self.arm(&mut conn);
+        self.connections[index] = Some(conn);
+    }
+
+    /// Takes a connection out of its place to work on it; `None` if it is gone.
+    pub fn take(&mut self, token: u64) -> Option<Box<Conn>> {
+        let slot = self.connections.get_mut((token & 0xffff_ffff) as usize)?;
+        if slot.as_ref()?.token == token {
+            slot.take()
+        } else {
+            None
+        }
+    }
+
+    /// Puts it back, flushed later in the round; a dead one is closed instead.
+    pub fn put_back(&mut self, mut conn: Box<Conn>) {
+        if conn.dead {
+            return self.close(conn);
+        }
+        if !conn.in_flush_list
+            && (conn.has_sendable() || !matches!(conn.phase, Phase::Request | Phase::Waiting(_)))
+        {
+            conn.in_flush_list = true;
+            self.flush_list.push(conn.token);
+        }
+        self.update_interest(&mut conn);
+        self.arm(&mut conn);
+        let index = (conn.token & 0xffff_ffff) as usize;
+        self.connections[index] = Some(conn);
+    }
+
+    pub fn close(&mut self, mut conn: Box<Conn>) {
+        match std::mem::replace(&mut conn.phase, Phase::Closing) {
+            Phase::LongPoll(poll) => {
+                self.unregister(&poll.stream, conn.token);
+                self.engine.metrics.long_polls.sub(1);
+            }
+            Phase::Sse(sse) => {
+                self.unregister(&sse.stream, conn.token);
+                self.engine.metrics.sse_subscribers.sub(1);
+            }
+            Phase::Proxied => self.forget_upstream(conn.token),
+            _ => {}
+        }
+        self.release_body(&mut conn);
+        self.engine.metrics.connections.sub(1);
+        self.free.push((conn.token & 0xffff_ffff) as usize);
+        // Dropping the socket takes it out of epoll.
+    }
+
+    pub fn release_body(&self, conn: &mut Conn) {
+        if conn.reserved > 0 {
+            self.engine.metrics.inflight_bytes.sub(conn.reserved);
+            conn.reserved = 0;
+        }
+    }
+
+    fn update_interest(&mut self, conn: &mut Conn) {
+        let reading = match conn.phase {
+            Phase::Request | Phase::Chunked(_) => {
+                conn.unsent() < OUTPUT_PAUSE_BYTES && conn.gate_count() < PIPELINE_MAX
+            }
+            // Only to see it leave; what it pipelines meanwhile stays in the socket.
+            Phase::LongPoll(_) | Phase::Sse(_) => conn.input.len() < HEAD_MAX_BYTES,
+            Phase::Closing => true,
+            Phase::Waiting(_) | Phase::Sending(_) | Phase::Proxied => false,
+        };
+        let mut interest = if conn.half_closed {
+            0
+        } else {
+            libc::EPOLLRDHUP as u32
+        };
+        if reading {
+            interest |= libc::EPOLLIN as u32;
+        }
+        if conn.blocked {
+            interest |= libc::EPOLLOUT as u32;
+        }
+        if interest != conn.interest {
+            conn.interest = interest;
+            if self
+                .epoll
+                .modify(conn.descriptor(), interest, conn.token)
+                .is_err()
+            {
+                conn.dead = true;
+            }
+        }
+    }
+
+    pub fn connection_event(&mut self, token: u64, ready: u32) {
+        let Some(mut conn) = self.take(token) else {
+            return;
+        };
+        if ready & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0 {
+            conn.dead = true;
+        }
+        if ready & libc::EPOLLOUT as u32 != 0 {
+            conn.blocked = false;
+            self.flush(&mut conn);
+        }
+        if !conn.dead && ready & libc::EPOLLIN as u32 != 0 {
+            self.receive(&mut conn);
+        } else if ready & libc::EPOLLRDHUP as u32 != 0 && conn.interest & libc::EPOLLIN as u32 == 0
+        {
+            self.peer_is_done(&mut conn);
+        }
+        self.put_back(conn);
+    }
+
+    /// The peer sends nothing more. Waiting readers leave; a reply under way is still finished.
+    fn peer_is_done(&mut self, conn: &mut Conn) {
+        if matches!(
+            conn.phase,
+            Phase::LongPoll(_) | Phase::Sse(_) | Phase::Closing
+        ) {
+            conn.dead = true;
+        } else {
+            // Asked for once only: being level-triggered it would come for ever.
+            conn.half_closed = true;
+            conn.keep_alive = false;
+        }
+    }
+
+    fn receive(&mut self, conn: &mut Conn) {
+        let mut buffer = std::mem::take(&mut self.receive);
+        match sys::receive(conn.descriptor(), &mut buffer) {
+            Ok(0) => self.end_of_input(conn),
+            Ok(count) => {
+                if !matches!(conn.phase, Phase::Closing) {
+                    self.take_input(conn, &buffer[..count]);
+                }
+            }
+            Err(error) if sys::would_block(&error) => {}
+            Err(_) => conn.dead = true,
+        }
+        self.receive = buffer;
+    }
+
+    fn end_of_input(&mut self, conn: &mut Conn) {
+        let unfinished = conn.gate_count() > 0 || conn.unsent() > 0;
+        if unfinished && matches!(conn.phase, Phase::Request) {
+            // A half-closed client still gets its answers.
+            self.begin_close(conn);
+        } else {
+            conn.dead = true;
+        }
+    }
+}

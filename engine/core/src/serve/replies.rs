@@ -1,0 +1,113 @@
+//! Replies of a reactor: held back until the log has reached them, refusals, and the end of a connection.
+
+use crate::error::{ErrorCode, Refusal};
+use crate::serve::conn::{Conn, Phase};
+use crate::serve::http::{Head, HttpError, Known, Method};
+use crate::serve::reactor::{Flow, Reactor};
+use crate::serve::respond::{self, Reply};
+use crate::shard::engine::Undone;
+
+/// How long a closed connection may still send before its socket goes.
+const LINGER_MS: u64 = 1_000;
+
+impl Reactor {
+    pub fn reply_for(&self, conn: &Conn, head: &Head<'_>) -> Reply<'_> {
+        Reply {
+            date: &self.date,
+            // Cached answers must serve pages too, so reads always carry the headers.
+            cors: head.path.starts_with(b"/v1/")
+                && (head.method == Method::Get || head.get(Known::Origin).is_some()),
+            keep_alive: conn.keep_alive,
+            head_only: head.method == Method::Head,
+            control: !head.path.starts_with(b"/v1/"),
+        }
+    }
+
+    /// Holds a rendered reply back until the log has reached `gate`.
+    pub fn hold(&mut self, conn: &mut Conn, start: usize, gate: u64) {
+        if gate == 0 || gate <= self.engine.shard.synced() {
+            return;
+        }
+        conn.close_gate(start, gate);
+        match self.parked.back_mut() {
+            Some((sequence, token)) if *token == conn.token => *sequence = (*sequence).max(gate),
+            _ => {
+                // The queue is in order of commit numbers; a reply about older state waits with the newest.
+                let newest = self
+                    .parked
+                    .back()
+                    .map_or(gate, |(sequence, _)| gate.max(*sequence));
+                self.parked.push_back((newest, conn.token));
+            }
+        }
+    }
+
+    pub fn answer_undone(&mut self, conn: &mut Conn, head: &Head<'_>, undone: Undone) -> Flow {
+        match undone {
+            Undone::Wait => Flow::Wait,
+            Undone::Refused { refusal, gate } => {
+                self.engine.metrics.refusals.add(1);
+                let start = conn.output.len();
+                let reply = Reply {
+                    cors: head.path.starts_with(b"/v1/"),
+                    ..self.reply_for(conn, head)
+                };
+                respond::problem(&mut conn.output, &refusal, &reply);
+                self.hold(conn, start, gate);
+                Flow::Done
+            }
+        }
+    }
+
+    /// Bytes that are no request: say so and close, because where the next one begins is unknown.
+    pub fn refuse_bytes(&mut self, conn: &mut Conn, error: HttpError) {
+        let code = match error {
+            HttpError::HeadTooLarge => ErrorCode::HeadTooLarge,
+            HttpError::UriTooLong => ErrorCode::UriTooLong,
+            HttpError::BodyTooLarge => ErrorCode::PayloadTooLarge,
+            HttpError::VersionNotSupported => ErrorCode::VersionNotSupported,
+            HttpError::NotImplemented(_) => ErrorCode::NotImplemented,
+            HttpError::ExpectationFailed => ErrorCode::ExpectationFailed,
+            HttpError::BadRequest(_) => ErrorCode::BadRequest,
+        };
+        self.refuse_and_close(conn, None, Refusal::with(code, error.reason()));
+    }
+
+    pub fn refuse_and_close(&mut self, conn: &mut Conn, head: Option<&Head<'_>>, refusal: Refusal) {
+        self.engine.metrics.refusals.add(1);
+        conn.keep_alive = false;
+        let head_only = head.is_some_and(|head| head.method == Method::Head);
+        let reply = Reply {
+            date: &self.date,
+            cors: true,
+            keep_alive: false,
+            head_only,
+            control: false,
+        };
+        respond::problem(&mut conn.output, &refusal, &reply);
+        self.begin_close(conn);
+    }
+
+    /// An answer that took its time is complete: on to the next request, or to the end.
+    pub fn after_answer(&mut self, conn: &mut Conn) {
+        if !matches!(conn.phase, Phase::Request) {
+            return;
+        }
+        conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
+        if !conn.keep_alive {
+            self.begin_close(conn);
+        } else if !conn.input.is_empty() {
+            self.work_on_input(conn);
+        }
+    }
+
+    /// Sends what is left, then lets the peer finish reading before the socket goes.
+    pub fn begin_close(&mut self, conn: &mut Conn) {
+        self.release_body(conn);
+        conn.phase = Phase::Closing;
+        conn.input = Vec::new();
+        conn.needed = 0;
+        conn.deadline_ms =
+            self.now_ms + LINGER_MS.max(self.engine.config.send_timeout_ms.min(5_000));
+    }
+}

@@ -1,0 +1,329 @@
+//! From bytes to requests to answers: framing, order, and what waits.
+
+use crate::error::{ErrorCode, Refusal};
+use crate::limits::{HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX, PROXY_REQUEST_MAX_BYTES};
+use crate::serve::conn::{ChunkedBody, Conn, Phase};
+use crate::serve::http::{ChunkDecoder, Framing, Head, HttpError, Method, Parsed, parse_head};
+use crate::serve::reactor::{Flow, Reactor};
+use crate::serve::respond;
+use crate::serve::route::{Route, check_control_origin, route};
+use crate::shard::engine::Undone;
+
+/// Bodies above this count against the global bound while they arrive.
+const BODY_RESERVE_BYTES: usize = 64 * 1024;
+
+impl Reactor {
+    /// Handles what is there: straight from the receive buffer where nothing is kept, else from the input.
+    pub fn take_input(&mut self, conn: &mut Conn, fresh: &[u8]) {
+        if conn.input.is_empty() && matches!(conn.phase, Phase::Request | Phase::Chunked(_)) {
+            let used = self.requests(conn, fresh);
+            conn.input
+                .extend_from_slice(&fresh[used.min(fresh.len())..]);
+        } else {
+            conn.input.extend_from_slice(fresh);
+            self.work_on_input(conn);
+        }
+        if conn.needed > conn.input.len() {
+            conn.input.reserve_exact(conn.needed - conn.input.len());
+        }
+    }
+
+    pub fn work_on_input(&mut self, conn: &mut Conn) {
+        if conn.needed > conn.input.len() {
+            conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+            return;
+        }
+        let input = std::mem::take(&mut conn.input);
+        let used = self.requests(conn, &input);
+        conn.input = input;
+        if used >= conn.input.len() {
+            conn.input = Vec::new();
+        } else {
+            conn.input.drain(..used);
+        }
+    }
+
+    /// Looks again at a connection whose front request had to wait.
+    pub fn resume(&mut self, conn: &mut Conn) {
+        let Phase::Waiting(kept) = std::mem::replace(&mut conn.phase, Phase::Request) else {
+            return;
+        };
+        conn.open_gates(self.engine.shard.synced());
+        if let Some(chunked) = kept {
+            conn.phase = Phase::Chunked(chunked);
+        }
+        self.work_on_input(conn);
+    }
+
+    /// Answers requests in order as long as they are whole. Returns how many bytes were used up.
+    fn requests(&mut self, conn: &mut Conn, data: &[u8]) -> usize {
+        let mut at = 0;
+        loop {
+            if conn.unsent() > OUTPUT_PAUSE_BYTES || conn.gate_count() >= PIPELINE_MAX {
+                self.wait_for_commit(conn, None);
+                return at;
+            }
+            match &mut conn.phase {
+                Phase::Request => {}
+                Phase::Chunked(_) => {
+                    let Some(used) = self.chunked_request(conn, &data[at..]) else {
+                        return data.len();
+                    };
+                    at += used;
+                    if !matches!(conn.phase, Phase::Request) {
+                        return at;
+                    }
+                    continue;
+                }
+                _ => return at,
+            }
+            if at >= data.len() {
+                conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
+                return at;
+            }
+            match self.one_request(conn, &data[at..]) {
+                Some(used) => at += used,
+                None => return at,
+            }
+        }
+    }
+
+    /// Parses and answers the request at the front; `None` if it is not whole or has to wait.
+    fn one_request(&mut self, conn: &mut Conn, data: &[u8]) -> Option<usize> {
+        let first_look = conn.scanned == 0;
+        let head = match parse_head(data, &mut conn.scanned, HEAD_MAX_BYTES) {
+            Ok(Parsed::Complete(head)) => head,
+            Ok(Parsed::Partial) => {
+                conn.needed = 0;
+                // Counted from the head's first byte, so that a drip of bytes does not stretch it.
+                if first_look {
+                    conn.deadline_ms = self.now_ms + self.engine.config.header_timeout_ms;
+                }
+                return None;
+            }
+            Err(error) => {
+                self.refuse_bytes(conn, error);
+                return Some(data.len());
+            }
+        };
+        let limit = self.body_limit(&head);
+        match head.framing {
+            Framing::None => self
+                .whole_request(conn, &head, &[])
+                .then_some(head.head_len),
+            Framing::Length(length) if length > limit => {
+                self.refuse_and_close(conn, Some(&head), ErrorCode::PayloadTooLarge.into());
+                Some(data.len())
+            }
+            Framing::Length(length) => {
+                let total = head.head_len + length as usize;
+                if data.len() < total {
+                    return self.await_body(conn, &head, total);
+                }
+                self.whole_request(conn, &head, &data[head.head_len..total])
+                    .then_some(total)
+            }
+            Framing::Chunked => {
+                self.offer_continue(conn, &head);
+                let body = ChunkedBody {
+                    head: data[..head.head_len].to_vec(),
+                    body: Vec::new(),
+                    decoder: ChunkDecoder::new(limit),
+                    complete: false,
+                };
+                conn.phase = Phase::Chunked(Box::new(body));
+                conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+                Some(head.head_len)
+            }
+        }
+    }
+
+    fn body_limit(&self, head: &Head<'_>) -> u64 {
+        let control = head.path.starts_with(b"/-/") || head.path.starts_with(b"/v1/stream/__ds");
+        if control {
+            PROXY_REQUEST_MAX_BYTES as u64
+        } else {
+            self.engine.config.append_max_bytes as u64
+        }
+    }
+
+    /// The body is still arriving: make room for it, within the global bound.
+    fn await_body(&mut self, conn: &mut Conn, head: &Head<'_>, total: usize) -> Option<usize> {
+        if total > BODY_RESERVE_BYTES && conn.reserved == 0 {
+            let metrics = &self.engine.metrics;
+            if metrics.inflight_bytes.get() + total as u64 > self.engine.config.inflight_bytes_max {
+                let refusal = Refusal::with(
+                    ErrorCode::ServerBusy,
+                    "Too many request bytes are under way.",
+                );
+                self.refuse_and_close(conn, Some(head), refusal);
+                return None;
+            }
+            conn.reserved = total as u64;
+            metrics.inflight_bytes.add(conn.reserved);
+        }
+        self.offer_continue(conn, head);
+        conn.needed = total;
+        conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+        None
+    }
+
+    fn offer_continue(&mut self, conn: &mut Conn, head: &Head<'_>) {
+        if head.expect_continue && !conn.continued {
+            conn.continued = true;
+            conn.output
+                .extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+    }
+
+    /// Feeds a chunked body. `None`: everything was used and more is needed.
+    fn chunked_request(&mut self, conn: &mut Conn, data: &[u8]) -> Option<usize> {
+        let Phase::Chunked(mut chunked) = std::mem::replace(&mut conn.phase, Phase::Request) else {
+            return Some(0);
+        };
+        let mut used = 0;
+        if !chunked.complete {
+            let before = chunked.body.capacity() as u64;
+            match chunked.decoder.decode(data, &mut chunked.body) {
+                Ok(progress) => {
+                    used = progress.consumed;
+                    chunked.complete = progress.done;
+                }
+                Err(error) => {
+                    self.refuse_bytes(conn, error);
+                    return Some(data.len());
+                }
+            }
+            let grown = (chunked.body.capacity() as u64).saturating_sub(before);
+            conn.reserved += grown;
+            self.engine.metrics.inflight_bytes.add(grown);
+            if self.engine.metrics.inflight_bytes.get() > self.engine.config.inflight_bytes_max {
+                let refusal = Refusal::with(
+                    ErrorCode::ServerBusy,
+                    "Too many request bytes are under way.",
+                );
+                self.refuse_and_close(conn, None, refusal);
+                return Some(data.len());
+            }
+        }
+        if !chunked.complete {
+            conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+            conn.phase = Phase::Chunked(chunked);
+            return None;
+        }
+        let mut scanned = 0;
+        match parse_head(&chunked.head, &mut scanned, HEAD_MAX_BYTES) {
+            Ok(Parsed::Complete(head)) => {
+                if !self.whole_request(conn, &head, &chunked.body)
+                    && matches!(conn.phase, Phase::Waiting(_))
+                {
+                    conn.phase = Phase::Waiting(Some(chunked));
+                }
+            }
+            _ => self.refuse_bytes(conn, HttpError::BadRequest("the head changed")),
+        }
+        Some(used)
+    }
+
+    /// A request is there in full. `false`: it has to wait and stays at the front.
+    fn whole_request(&mut self, conn: &mut Conn, head: &Head<'_>, body: &[u8]) -> bool {
+        let writes = matches!(head.method, Method::Post | Method::Put | Method::Delete);
+        if !writes && conn.gate_count() > 0 {
+            // A read behind a write sees it, so it runs after the write's acknowledgement.
+            self.wait_for_commit(conn, None);
+            return false;
+        }
+        conn.keep_alive = head.keep_alive && !self.stopping;
+        match self.dispatch(conn, head, body) {
+            Flow::Wait => {
+                self.wait_for_commit(conn, None);
+                return false;
+            }
+            Flow::Done => {}
+        }
+        self.engine.metrics.requests.add(1);
+        self.release_body(conn);
+        conn.needed = 0;
+        conn.continued = false;
+        if !conn.keep_alive && matches!(conn.phase, Phase::Request) {
+            self.begin_close(conn);
+        }
+        true
+    }
+
+    pub fn wait_for_commit(&mut self, conn: &mut Conn, kept: Option<Box<ChunkedBody>>) {
+        conn.phase = Phase::Waiting(kept);
+        self.waiting.push(conn.token);
+    }
+
+    fn dispatch(&mut self, conn: &mut Conn, head: &Head<'_>, body: &[u8]) -> Flow {
+        if self.stopping {
+            return self.answer_undone(conn, head, Undone::refused(ErrorCode::ShuttingDown));
+        }
+        let target = match route(head) {
+            Ok(target) => target,
+            Err(refusal) => return self.answer_undone(conn, head, Undone::refused(refusal)),
+        };
+        match target {
+            Route::Stream(path) => match head.method {
+                Method::Post => self.post(conn, head, &path, body),
+                Method::Get => self.get(conn, head, &path),
+                Method::Put => self.put(conn, head, &path, body),
+                Method::Head => self.head(conn, head, &path),
+                Method::Delete => self.delete(conn, head, &path),
+                _ => self.answer_undone(conn, head, Undone::refused(ErrorCode::MethodNotAllowed)),
+            },
+            Route::Preflight => {
+                let reply = self.reply_for(conn, head);
+                respond::preflight(&mut conn.output, &reply);
+                Flow::Done
+            }
+            Route::Health | Route::Ready => self.health(conn, head),
+            Route::Metrics => self.metrics(conn, head),
+            Route::Subscriptions => self.forward(conn, head, body),
+            Route::Control => {
+                let loopback = self.listener.address.ip().is_loopback();
+                match check_control_origin(head, loopback) {
+                    Ok(()) => self.forward(conn, head, body),
+                    Err(refusal) => self.answer_undone(conn, head, Undone::refused(refusal)),
+                }
+            }
+        }
+    }
+
+    fn health(&mut self, conn: &mut Conn, head: &Head<'_>) -> Flow {
+        let trouble = self.engine.shard.trouble();
+        let (status, text) = match trouble {
+            None => (200, "ok"),
+            Some(what) => (503, what),
+        };
+        let reply = self.reply_for(conn, head);
+        respond::begin(&mut conn.output, status, &reply);
+        if status == 503 {
+            respond::header(&mut conn.output, "Retry-After", b"1");
+        }
+        respond::header(&mut conn.output, "Cache-Control", b"no-store");
+        respond::end_body(
+            &mut conn.output,
+            "application/json",
+            format!("{{\"status\":\"{text}\"}}").as_bytes(),
+            &reply,
+        );
+        Flow::Done
+    }
+
+    fn metrics(&mut self, conn: &mut Conn, head: &Head<'_>) -> Flow {
+        let mut body = Vec::with_capacity(8192);
+        self.engine.metrics.render(&mut body);
+        let reply = self.reply_for(conn, head);
+        respond::begin(&mut conn.output, 200, &reply);
+        respond::header(&mut conn.output, "Cache-Control", b"no-store");
+        respond::end_body(
+            &mut conn.output,
+            "text/plain; version=0.0.4; charset=utf-8",
+            &body,
+            &reply,
+        );
+        Flow::Done
+    }
+}
