@@ -30,7 +30,7 @@ RUST_LAYERS: list[set[str]] = [
     {"log"},
     {"stream"},
     {"codec"},
-    {"config"},
+    {"config", "refusal"},
     {"model"},
     {"limits", "error", "io"},
 ]

@@ -59,8 +59,8 @@ def _append(name: str, title: str, *arguments: str) -> Cell:
 
 
 def _catchup(name: str, title: str, *, streams: int, append_bytes: int) -> Cell:
-    # How a stream was written matters to the npm server alone (it reads append by append: about
-    # 0.2 GB/s with 256 B, 0.6 with 4 KiB and 0.8 with 64 KiB), so the report shows two ways.
+    # How a stream was written matters, most of all to the npm server, which reads append by append
+    # (about 0.2 GB/s with 256 B, 0.6 with 4 KiB, 0.8 with 64 KiB): the report shows two ways.
     written = ("--streams", str(streams), "--body", str(append_bytes))
     return Cell(
         name=name,

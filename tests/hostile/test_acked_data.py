@@ -43,7 +43,7 @@ def test_item_08_producers_and_sequences_survive_right_after_the_ack(
 def test_item_11_nobody_is_answered_before_the_create_is_durable(
     start_server: Callable[..., Server], path: str
 ) -> None:
-    server = start_server(environment={SYNC_DELAY: "2500"})
+    server = start_server(environment={SYNC_DELAY: "1200"})
     api = Api(server)
     target = Api.target(path)
     first, second, third = api.connect(), api.connect(), api.connect()
@@ -51,7 +51,7 @@ def test_item_11_nobody_is_answered_before_the_create_is_durable(
     second.send(
         request_bytes("PUT", target, TEXT, b"") + request_bytes("POST", target, TEXT, b"two")
     )
-    third.deadline_s = second.deadline_s = first.deadline_s = 0.8
+    third.deadline_s = second.deadline_s = first.deadline_s = 0.3
     third.send(request_bytes("GET", target))
     for connection in (first, second):
         with pytest.raises(Timeout):

@@ -86,12 +86,3 @@ def test_problem_bodies_are_complete(shared: Api, path: str) -> None:
     assert problem["detail"]
     assert problem["hint"]
     assert problem.get("status", 404) == 404
-
-
-def test_server_timing_on_request(shared: Api, path: str) -> None:
-    shared.put(path)
-    answer = shared.post(path, b"x", headers={"Millstream-Timing": "1"})
-    assert answer.status == 204
-    for part in ("queue", "fsync", "total"):
-        assert part in answer["server-timing"]
-    assert shared.post(path, b"x").get("server-timing") is None

@@ -1,11 +1,6 @@
 //! Errors: one stable code per cause, one table that maps it to HTTP.
 //!
-//! The same codes appear in problem documents, Python exceptions and on the command line. A [`Refusal`] is
-//! what an operation answers instead of success: a code, one sentence, and the protocol headers it carries.
-
-use std::borrow::Cow;
-
-use crate::model::Offset;
+//! The same codes appear in problem documents, Python exceptions and on the command line.
 
 macro_rules! error_codes {
     ($( $name:ident $code:literal $status:literal $title:literal $hint:literal; )*) => {
@@ -66,56 +61,6 @@ error_codes! {
     NotImplemented "not_implemented" 501 "Not implemented" "";
     ExpectationFailed "expectation_failed" 417 "Expectation failed" "Only 100-continue is supported.";
     Internal "internal" 500 "Internal error" "See the server's log.";
-}
-
-/// An answer that is not success.
-#[derive(Debug, Clone)]
-pub struct Refusal {
-    pub code: ErrorCode,
-    pub detail: Cow<'static, str>,
-    pub headers: RefusalHeaders,
-}
-
-/// Protocol headers that some refusals carry.
-#[derive(Debug, Clone, Default)]
-pub struct RefusalHeaders {
-    pub next_offset: Option<Offset>,
-    pub closed: bool,
-    pub producer_epoch: Option<u64>,
-    pub producer_expected_and_received_seq: Option<(u64, u64)>,
-}
-
-impl Refusal {
-    pub fn new(code: ErrorCode) -> Refusal {
-        Refusal {
-            code,
-            detail: Cow::Borrowed(""),
-            headers: RefusalHeaders::default(),
-        }
-    }
-
-    pub fn with(code: ErrorCode, detail: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal {
-            code,
-            detail: detail.into(),
-            headers: RefusalHeaders::default(),
-        }
-    }
-
-    /// The sentence a person reads: the detail, or the title where there is none.
-    pub fn sentence(&self) -> &str {
-        if self.detail.is_empty() {
-            self.code.title()
-        } else {
-            &self.detail
-        }
-    }
-}
-
-impl From<ErrorCode> for Refusal {
-    fn from(code: ErrorCode) -> Refusal {
-        Refusal::new(code)
-    }
 }
 
 /// Why the engine could not open, start or go on. Carries what an operator needs to read.

@@ -7,7 +7,8 @@
 //! shard    open batch, group commit, acknowledgements; the operations on streams
 //! log      log files, recovery, checkpoints, segments, packs, catalog, the directory of streams
 //! stream   one stream, deterministically: state, decisions, offsets (no I/O)
-//! codec    frames of the log           model    the one vocabulary
+//! codec    frames of the log           refusal  what is answered instead of success
+//! model    the one vocabulary
 //! limits   error   io (doors)   config   metrics
 //! ```
 
@@ -19,6 +20,7 @@ pub mod limits;
 pub mod log;
 pub mod metrics;
 pub mod model;
+pub mod refusal;
 pub mod serve;
 pub mod shard;
 pub mod stream;

@@ -12,6 +12,10 @@ macro_rules! metrics {
 
         impl Metrics {
             pub fn render(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(concat!(
+                    "# HELP millstream_build_info Version of the running engine.\n# TYPE millstream_build_info gauge\n",
+                    "millstream_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1\n",
+                ).as_bytes());
                 $(
                     out.extend_from_slice(concat!("# HELP ", $name, " ", $help, "\n# TYPE ", $name, " ", $kind, "\n", $name, " ").as_bytes());
                     out.extend_from_slice(self.$field.get().to_string().as_bytes());

@@ -5,8 +5,9 @@ mod settings;
 
 use std::time::Duration;
 
-use millstream_core::error::{EngineError as CoreError, Refusal};
+use millstream_core::error::EngineError as CoreError;
 use millstream_core::model::Class;
+use millstream_core::refusal::Refusal;
 use millstream_core::serve::server::Server;
 use millstream_core::shard::list::StreamInfo;
 use pyo3::create_exception;

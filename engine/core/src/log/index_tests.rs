@@ -1,3 +1,5 @@
+//! The index: encoding, searches and damage.
+
 use super::*;
 use crate::io::tests::CrashDisk;
 use crate::io::{Disk, OpenMode, write_all_at};

@@ -1,3 +1,5 @@
+//! Packs: sections, walks and damage.
+
 use super::*;
 use crate::io::tests::CrashDisk;
 use crate::io::{Disk, read_exact_at};

@@ -1,3 +1,5 @@
+//! Segment file names.
+
 use super::*;
 
 #[test]

@@ -1,8 +1,9 @@
 //! POST: headers to an append, its decision to a reply. Begin and end of the append walk.
 
 use crate::codec::ProducerTag;
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::model::{Media, Offset};
+use crate::refusal::Refusal;
 use crate::serve::conn::Conn;
 use crate::serve::http::{Head, Known, is_true, parse_decimal_u64};
 use crate::serve::reactor::{Flow, Reactor};

@@ -7,23 +7,36 @@ use crate::serve::reactor::{KIND_CONN, KIND_SHIFT, Reactor};
 use crate::serve::respond::{self, Reply};
 use crate::serve::sys;
 
+/// How long a reactor without descriptors leaves new clients in the backlog.
+const ACCEPT_PAUSE_MS: u64 = 100;
+
 impl Reactor {
     pub fn accept_all(&mut self) {
         for _ in 0..256 {
             match sys::accept(self.listener.descriptor()) {
                 Ok(socket) => self.admit(socket),
                 Err(error) if sys::would_block(&error) => return,
-                Err(error) => {
-                    // Out of descriptors or memory: the backlog keeps the clients, the next round tries again.
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
-                    ) {
-                        self.engine.metrics.connections_refused.add(1);
-                    }
+                Err(_) => {
+                    // Out of descriptors or memory. The backlog keeps the clients; looking again at once would
+                    // only burn the processor.
+                    self.engine.metrics.connections_refused.add(1);
+                    self.pause_accepting();
                     return;
                 }
             }
+        }
+    }
+
+    fn pause_accepting(&mut self) {
+        if self.listening && self.epoll.remove(self.listener.descriptor()).is_ok() {
+            self.listening = false;
+            self.accept_again_ms = self.now_ms + ACCEPT_PAUSE_MS;
+        }
+    }
+
+    pub fn resume_accepting(&mut self) {
+        if !self.listening && !self.stopping && self.now_ms >= self.accept_again_ms {
+            self.listening = self.watch_listener().is_ok();
         }
     }
 

@@ -1,8 +1,9 @@
 //! PUT and DELETE: a stream's beginning and end.
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::TTL_MAX_SECONDS;
 use crate::model::{Class, Offset};
+use crate::refusal::Refusal;
 use crate::serve::conn::Conn;
 use crate::serve::http::{Head, Known, is_true, parse_decimal_u64};
 use crate::serve::reactor::{Flow, Reactor};

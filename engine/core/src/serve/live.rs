@@ -9,9 +9,10 @@
 
 use std::sync::Arc;
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::SSE_WINDOW_BYTES;
 use crate::model::{Media, StreamId};
+use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::Head;
 use crate::serve::reactor::{Flow, Reactor};

@@ -9,10 +9,9 @@ use crate::serve::reactor::Reactor;
 use crate::serve::sys;
 use crate::shard::engine::Engine;
 
-/// Pieces sent to one connection before others get their turn.
-const PIECES_PER_TURN: usize = 8;
-/// The kernel is asked for at most this much of a file at once.
-const FILE_PIECE_BYTES: usize = 1 << 20;
+/// Pieces, and bytes of one piece, sent to one connection before others get their turn.
+const PIECES_PER_TURN: usize = 2;
+const PIECE_MAX_BYTES: usize = 256 * 1024;
 
 enum Sent {
     /// Everything there was has left.
@@ -220,7 +219,7 @@ fn move_piece(
     {
         let count = left
             .min(usize::try_from(piece.len).unwrap_or(usize::MAX))
-            .min(FILE_PIECE_BYTES);
+            .min(PIECE_MAX_BYTES);
         return Ok((
             sys::send_file(socket, file, piece.file_position, count)?,
             count,

@@ -6,8 +6,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::{PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS};
+use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::{ChunkDecoder, Head, Method};
 use crate::serve::reactor::{Flow, KIND_UPSTREAM, Reactor};

@@ -47,6 +47,7 @@ pub struct Reactor {
     pub epoll: Epoll,
     pub listener: Arc<Listener>,
     pub listening: bool,
+    pub accept_again_ms: u64,
     pub connections: Vec<Option<Box<Conn>>>,
     pub free: Vec<usize>,
     pub next_generation: u64,
@@ -81,8 +82,6 @@ impl Reactor {
         control_socket: Option<String>,
     ) -> std::io::Result<Reactor> {
         let epoll = Epoll::new()?;
-        let interest = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32;
-        epoll.add(listener.descriptor(), interest, KIND_LISTENER << KIND_SHIFT)?;
         epoll.add(
             engine.shard.mailboxes[number].descriptor(),
             libc::EPOLLIN as u32,
@@ -93,7 +92,8 @@ impl Reactor {
             number,
             epoll,
             listener,
-            listening: true,
+            listening: false,
+            accept_again_ms: 0,
             connections: Vec::new(),
             free: Vec::new(),
             next_generation: 1,
@@ -120,12 +120,23 @@ impl Reactor {
         })
     }
 
+    /// One listening socket for all reactors: the kernel wakes one of them per client.
+    pub fn watch_listener(&self) -> std::io::Result<()> {
+        let interest = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32;
+        self.epoll.add(
+            self.listener.descriptor(),
+            interest,
+            KIND_LISTENER << KIND_SHIFT,
+        )
+    }
+
     /// Runs until the engine stops. An error here is one of epoll itself.
     pub fn run(&mut self) -> std::io::Result<()> {
         let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
         loop {
             let count = self.epoll.wait(&mut events, self.timeout_ms())?;
             self.read_clock();
+            self.resume_accepting();
             self.handle_events(&events[..count]);
             self.gather_and_commit(&mut events)?;
             self.settle();
@@ -138,8 +149,19 @@ impl Reactor {
         }
     }
 
+    /// How long to sleep: not at all if sending has let in more work or the log has moved meanwhile.
     fn timeout_ms(&self) -> i32 {
-        if self.stopping {
+        let shard = &self.engine.shard;
+        shard.mailboxes[self.number]
+            .set_waiting(!self.parked.is_empty() || !self.waiting.is_empty());
+        let reached = self
+            .parked
+            .front()
+            .is_some_and(|(sequence, _)| *sequence <= shard.synced());
+        if reached || (!self.parked.is_empty() && self.has_staged()) || !self.flush_list.is_empty()
+        {
+            0
+        } else if self.stopping {
             10
         } else {
             self.wheel.tick_ms() as i32
@@ -364,12 +386,10 @@ impl Reactor {
     fn begin_stop(&mut self) {
         self.stopping = true;
         self.stop_deadline_ms = self.now_ms + 700;
-        if self.listening {
-            self.listening = false;
-            // Failing means that it is out already.
-            if self.epoll.remove(self.listener.descriptor()).is_err() {
-                self.engine.metrics.connections_refused.add(0);
-            }
+        if std::mem::take(&mut self.listening)
+            && let Err(error) = self.epoll.remove(self.listener.descriptor())
+        {
+            eprintln!("millstream: the listening socket could not be left alone: {error}");
         }
         let tokens: Vec<u64> = self
             .connections

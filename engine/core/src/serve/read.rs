@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::model::{Media, Offset};
+use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase, Sending};
 use crate::serve::http::{Head, Known};
 use crate::serve::reactor::{Flow, Reactor};

@@ -1,6 +1,7 @@
 //! Replies of a reactor: held back until the log has reached them, refusals, and the end of a connection.
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
+use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::{Head, HttpError, Known, Method};
 use crate::serve::reactor::{Flow, Reactor};

@@ -1,7 +1,8 @@
 //! From bytes to requests to answers: framing, order, and what waits.
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::{HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX, PROXY_REQUEST_MAX_BYTES};
+use crate::refusal::Refusal;
 use crate::serve::conn::{ChunkedBody, Conn, Phase};
 use crate::serve::http::{ChunkDecoder, Framing, Head, HttpError, Method, Parsed, parse_head};
 use crate::serve::reactor::{Flow, Reactor};
@@ -59,8 +60,10 @@ impl Reactor {
     fn requests(&mut self, conn: &mut Conn, data: &[u8]) -> usize {
         let mut at = 0;
         loop {
-            if conn.unsent() > OUTPUT_PAUSE_BYTES || conn.gate_count() >= PIPELINE_MAX {
-                self.wait_for_commit(conn, None);
+            let takes_requests = matches!(conn.phase, Phase::Request | Phase::Chunked(_));
+            let full = conn.unsent() > OUTPUT_PAUSE_BYTES || conn.gate_count() >= PIPELINE_MAX;
+            if takes_requests && full {
+                self.pause(conn);
                 return at;
             }
             match &mut conn.phase {
@@ -251,6 +254,15 @@ impl Reactor {
         true
     }
 
+    /// Enough is under way for this connection; its next request waits until some of it has left.
+    fn pause(&mut self, conn: &mut Conn) {
+        let kept = match std::mem::replace(&mut conn.phase, Phase::Request) {
+            Phase::Chunked(chunked) => Some(chunked),
+            _ => None,
+        };
+        self.wait_for_commit(conn, kept);
+    }
+
     pub fn wait_for_commit(&mut self, conn: &mut Conn, kept: Option<Box<ChunkedBody>>) {
         conn.phase = Phase::Waiting(kept);
         self.waiting.push(conn.token);
@@ -278,7 +290,8 @@ impl Reactor {
                 respond::preflight(&mut conn.output, &reply);
                 Flow::Done
             }
-            Route::Health | Route::Ready => self.health(conn, head),
+            Route::Health => self.health(conn, head, None),
+            Route::Ready => self.health(conn, head, self.engine.shard.trouble()),
             Route::Metrics => self.metrics(conn, head),
             Route::Subscriptions => self.forward(conn, head, body),
             Route::Control => {
@@ -291,8 +304,8 @@ impl Reactor {
         }
     }
 
-    fn health(&mut self, conn: &mut Conn, head: &Head<'_>) -> Flow {
-        let trouble = self.engine.shard.trouble();
+    /// Alive is whoever answers; ready is whose log does its work, too.
+    fn health(&mut self, conn: &mut Conn, head: &Head<'_>, trouble: Option<&'static str>) -> Flow {
         let (status, text) = match trouble {
             None => (200, "ok"),
             Some(what) => (503, what),

@@ -1,7 +1,8 @@
 //! Rendering answers into a connection's output. One place for status lines, common headers and problems.
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::model::Offset;
+use crate::refusal::Refusal;
 
 /// What every answer on a connection needs to know.
 #[derive(Clone, Copy)]

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::PATH_MAX_BYTES;
+use crate::refusal::Refusal;
 use crate::serve::http::{
     Head, Known, Method, decode_query_component, percent_decode, query_pairs,
 };

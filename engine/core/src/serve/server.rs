@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::config::Config;
 use crate::error::EngineError;
 use crate::io::Doors;
+use crate::limits::OPEN_FILES_MAX;
 use crate::log::lock::DirectoryLock;
 use crate::serve::listener::Listener;
 use crate::serve::reactor::Reactor;
@@ -18,6 +19,9 @@ use crate::shard::engine::Engine;
 
 /// Below this much unsaved data a checkpoint at shutdown is worth its time.
 const STOP_CHECKPOINT_BYTES: u64 = 16 << 20;
+
+/// Log files, catalog, epoll, control plane, Python's own.
+const OTHER_DESCRIPTORS: usize = 128;
 
 pub struct Server {
     pub engine: Arc<Engine>,
@@ -35,8 +39,9 @@ struct Threads {
 
 impl Server {
     /// Locks, binds and recovers. Commit and maintenance run from here on; nobody is listened to yet.
-    pub fn open(config: Config, progress: &mut dyn FnMut(&str)) -> Result<Server, EngineError> {
+    pub fn open(mut config: Config, progress: &mut dyn FnMut(&str)) -> Result<Server, EngineError> {
         let lock = DirectoryLock::acquire(Path::new(&config.data_dir))?;
+        config.connections_max = config.connections_max.min(connections_possible());
         let listener = if config.listen {
             Some(Arc::new(Listener::bind(&config.host, config.port)?))
         } else {
@@ -123,6 +128,13 @@ impl Server {
         self.lock.lock().take();
         checkpointed
     }
+}
+
+/// How many connections fit beside the files the engine needs. Raises the soft limit as far as it may.
+fn connections_possible() -> usize {
+    let limit = crate::serve::sys::raise_descriptor_limit();
+    let reserve = (OPEN_FILES_MAX + OTHER_DESCRIPTORS).min(limit / 2);
+    limit - reserve
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {

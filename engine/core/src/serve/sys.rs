@@ -141,6 +141,29 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: i32) -> io::Result<()
     }
 }
 
+/// Raises the soft limit of open files to the hard one. Returns the limit that holds.
+pub fn raise_descriptor_limit() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes into the live struct.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return 1024;
+    }
+    let wanted = libc::rlimit {
+        rlim_cur: limit.rlim_max,
+        rlim_max: limit.rlim_max,
+    };
+    // SAFETY: reads the live struct; on failure the old limit holds.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &wanted) } == 0 {
+        limit.rlim_cur = wanted.rlim_cur;
+    }
+    usize::try_from(limit.rlim_cur)
+        .unwrap_or(usize::MAX)
+        .min(1 << 20)
+}
+
 pub fn would_block(error: &io::Error) -> bool {
     matches!(
         error.kind(),

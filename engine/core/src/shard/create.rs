@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use crate::codec::{Frame, FrameKind};
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::CONTENT_TYPE_MAX_BYTES;
 use crate::model::{ContentType, Media, Offset};
+use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::read::read_failed;
 use crate::stream::handle::Stream;

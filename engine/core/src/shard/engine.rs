@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
 use crate::config::Config;
-use crate::error::{EngineError, ErrorCode, Refusal};
+use crate::error::{EngineError, ErrorCode};
 use crate::io::Doors;
 use crate::log::catalog::CatalogError;
 use crate::log::cold::ColdStore;
@@ -17,6 +17,7 @@ use crate::log::recover::recover;
 use crate::log::wal::WalCursor;
 use crate::metrics::Metrics;
 use crate::model::{Offset, StreamId};
+use crate::refusal::Refusal;
 use crate::shard::ack::Mailbox;
 use crate::shard::batch::NotStaged;
 use crate::shard::commit::{RetainedFile, Shard};

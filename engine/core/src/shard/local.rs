@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::model::{Class, ContentType, Media, Offset};
+use crate::refusal::Refusal;
 use crate::shard::create::json_refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::read::read_failed;

@@ -14,6 +14,11 @@ use crate::shard::commit::RetainedFile;
 use crate::shard::engine::Engine;
 
 const WAIT_SYNCED: Duration = Duration::from_secs(60);
+/// Disk space that the log leaves to checkpoints and to others.
+const DISK_MARGIN_BYTES: u64 = 4 << 20;
+/// With this much in the log and nobody writing, a checkpoint is made: it frees memory and shortens a restart.
+const QUIET_CHECKPOINT_BYTES: u64 = 1 << 20;
+const QUIET_US: u64 = 2_000_000;
 /// Streams looked at per sweep step while the catalog is walked for expiries.
 const EXPIRY_SCAN_PAGE: usize = 2_000;
 
@@ -60,11 +65,31 @@ impl Maintenance {
     }
 }
 
+/// Notices when nothing has been written for a while.
+#[derive(Default)]
+struct Quiet {
+    sequence: u64,
+    since_us: u64,
+}
+
+impl Quiet {
+    fn lasts(&mut self, sequence: u64, now_us: u64) -> bool {
+        if sequence != self.sequence {
+            *self = Quiet {
+                sequence,
+                since_us: now_us,
+            };
+        }
+        now_us.saturating_sub(self.since_us) >= QUIET_US
+    }
+}
+
 impl Engine {
     /// The maintenance thread's loop.
     pub fn run_maintenance(&self) {
         let mut expiry_cursor: Option<Vec<u8>> = Some(Vec::new());
         let mut last_sweep_us = 0;
+        let mut quiet = Quiet::default();
         self.prepare_spares();
         loop {
             let (go_on, purges) = self.maintenance.wait(Duration::from_millis(20));
@@ -77,6 +102,11 @@ impl Engine {
                 .for_each(|stream| self.purge_unneeded(stream, now_ms));
             self.prepare_spares();
             let retained = self.metrics.wal_retained_bytes.get();
+            if retained >= QUIET_CHECKPOINT_BYTES
+                && quiet.lasts(self.shard.staged(), self.doors.clock.monotonic_us())
+            {
+                self.maintenance.request_checkpoint();
+            }
             if self.maintenance.checkpoint_wanted.load(Ordering::Acquire)
                 || retained >= self.config.checkpoint_bytes
             {
@@ -90,6 +120,15 @@ impl Engine {
                 self.directory.evict(self.config.streams_cached_max);
             }
         }
+    }
+
+    /// Purges what was asked for since the last look: one step of the loop, for those who run without it.
+    pub fn purge_requested(&self) {
+        let purges = std::mem::take(&mut self.maintenance.wishes.lock().purges);
+        let now_ms = self.now_ms();
+        purges
+            .into_iter()
+            .for_each(|stream| self.purge_unneeded(stream, now_ms));
     }
 
     fn checkpoint_and_report(&self) {
@@ -183,11 +222,15 @@ impl Engine {
     }
 
     /// Keeps prewritten files ready behind the current one.
-    fn prepare_spares(&self) {
+    pub fn prepare_spares(&self) {
         loop {
             match self.shard.open() {
                 Ok(open) if open.cursor.spare_count() < WAL_SPARE_FILES => {}
                 _ => return,
+            }
+            if let Err(error) = self.check_free_space() {
+                self.report_no_spare(&error);
+                return;
             }
             match prepare_new(
                 &*self.doors.disk,
@@ -201,6 +244,18 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Looks before writing: filling a nearly full disk over and over would starve everybody else on it.
+    fn check_free_space(&self) -> std::io::Result<()> {
+        let need = self.config.wal_file_bytes_effective() + DISK_MARGIN_BYTES;
+        let free = self.doors.disk.free_bytes()?;
+        if free < need {
+            return Err(std::io::Error::other(format!(
+                "{free} bytes are free, {need} are needed"
+            )));
+        }
+        Ok(())
     }
 
     fn report_no_spare(&self, error: &std::io::Error) {
@@ -274,7 +329,7 @@ impl Engine {
         *cursor = last;
     }
 
-    fn sweep_expired(&self, now_ms: u64) {
+    pub fn sweep_expired(&self, now_ms: u64) {
         for stream in self.directory.expiring(now_ms) {
             match self.sweep(&stream, now_ms) {
                 Ok(true) => self.shard.kick(),

@@ -7,10 +7,11 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::TAIL_RECORDS_MAX;
 use crate::log::cold::Piece;
 use crate::model::{Extent, IndexEntry, Media};
+use crate::refusal::Refusal;
 use crate::shard::engine::Engine;
 use crate::stream::handle::Stream;
 use crate::stream::hot::{Hot, SharedBytes};

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind};
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::model::Offset;
+use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::append::{AppendDecision, AppendRequest, decide};
 use crate::stream::handle::Stream;

@@ -4,9 +4,10 @@
 //! first and is applied from it.
 
 use crate::codec::ProducerTag;
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::limits::{PRODUCER_ID_MAX_BYTES, SAFE_INTEGER_MAX, STREAM_SEQ_MAX_BYTES};
 use crate::model::{ContentType, Offset};
+use crate::refusal::Refusal;
 use crate::stream::state::StreamState;
 
 /// An append or close as the client asked for it.

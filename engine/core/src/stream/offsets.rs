@@ -7,8 +7,9 @@
 //! - `I-OFFSET-1` No offset ever names two different byte strings.
 //! - `I-OFFSET-2` No response spans an epoch boundary; the read that starts at one carries the gap.
 
-use crate::error::{ErrorCode, Refusal};
+use crate::error::ErrorCode;
 use crate::model::Offset;
+use crate::refusal::Refusal;
 use crate::stream::state::StreamState;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,57 @@
+//! A refusal: what an operation answers instead of success. A stable code, one sentence, and the protocol
+//! headers that go with it.
+
+use std::borrow::Cow;
+
+use crate::error::ErrorCode;
+use crate::model::Offset;
+
+/// An answer that is not success.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    pub code: ErrorCode,
+    pub detail: Cow<'static, str>,
+    pub headers: RefusalHeaders,
+}
+
+/// Protocol headers that some refusals carry.
+#[derive(Debug, Clone, Default)]
+pub struct RefusalHeaders {
+    pub next_offset: Option<Offset>,
+    pub closed: bool,
+    pub producer_epoch: Option<u64>,
+    pub producer_expected_and_received_seq: Option<(u64, u64)>,
+}
+
+impl Refusal {
+    pub fn new(code: ErrorCode) -> Refusal {
+        Refusal {
+            code,
+            detail: Cow::Borrowed(""),
+            headers: RefusalHeaders::default(),
+        }
+    }
+
+    pub fn with(code: ErrorCode, detail: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal {
+            code,
+            detail: detail.into(),
+            headers: RefusalHeaders::default(),
+        }
+    }
+
+    /// The sentence a person reads: the detail, or the title where there is none.
+    pub fn sentence(&self) -> &str {
+        if self.detail.is_empty() {
+            self.code.title()
+        } else {
+            &self.detail
+        }
+    }
+}
+
+impl From<ErrorCode> for Refusal {
+    fn from(code: ErrorCode) -> Refusal {
+        Refusal::new(code)
+    }
+}
