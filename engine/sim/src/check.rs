@@ -27,7 +27,9 @@ fn differ<T: PartialEq + std::fmt::Debug>(what: &str, path: &str, engine: T, mod
 pub fn undone(reason: &Undone) -> String {
     match reason {
         Undone::Wait => "has to wait".into(),
-        Undone::Refused { refusal, .. } => format!("refused: {} ({})", refusal.sentence(), refusal.code.code()),
+        Undone::Refused { refusal, .. } => {
+            format!("refused: {} ({})", refusal.sentence(), refusal.code.code())
+        }
     }
 }
 
@@ -71,27 +73,60 @@ fn live_stream(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel) -> Ch
     {
         let state = stream.lock();
         differ("life", path, state.life, Life::Live)?;
-        let class = if model.fsync { Class::Fsync } else { Class::Memory };
+        let class = if model.fsync {
+            Class::Fsync
+        } else {
+            Class::Memory
+        };
         differ("class", path, state.class, class)?;
         differ("closed", path, state.closed, model.closed)?;
-        let tag = model.closed_by.map(|tag| (vec![tag.id], tag.epoch, tag.seq));
+        let tag = model
+            .closed_by
+            .map(|tag| (vec![tag.id], tag.epoch, tag.seq));
         let by = state.closed_by.as_ref();
         let by = by.map(|by| (by.id.to_vec(), by.epoch, by.seq));
         differ("closing producer", path, by, tag)?;
         differ("tail", path, state.tail, model.tail())?;
-        differ("records", path, state.records, model.records_of(model.pieces.len()))?;
-        differ("visible tail", path, state.visible.tail, model.bytes_of(model.visible))?;
-        differ("visible close", path, state.visible.closed, model.visible_closed)?;
+        differ(
+            "records",
+            path,
+            state.records,
+            model.records_of(model.pieces.len()),
+        )?;
+        differ(
+            "visible tail",
+            path,
+            state.visible.tail,
+            model.bytes_of(model.visible),
+        )?;
+        differ(
+            "visible close",
+            path,
+            state.visible.closed,
+            model.visible_closed,
+        )?;
         let visible_records = model.records_of(model.visible);
-        differ("visible records", path, state.visible.records, visible_records)?;
+        differ(
+            "visible records",
+            path,
+            state.visible.records,
+            visible_records,
+        )?;
         let seq = state.stream_seq.as_deref().map(<[u8]>::to_vec);
         differ("Stream-Seq", path, seq, model.stream_seq.clone())?;
-        let ttl = state.expiry.as_ref().is_some_and(|expiry| expiry.ttl_seconds.is_some());
+        let ttl = state
+            .expiry
+            .as_ref()
+            .is_some_and(|expiry| expiry.ttl_seconds.is_some());
         differ("TTL", path, ttl, model.ttl)?;
-        let producers = state.producers.as_ref().map_or_else(BTreeMap::new, |producers| {
-            let all = producers.iter();
-            all.map(|(id, known)| (id.to_vec(), (known.epoch, known.last_seq))).collect()
-        });
+        let producers = state
+            .producers
+            .as_ref()
+            .map_or_else(BTreeMap::new, |producers| {
+                let all = producers.iter();
+                all.map(|(id, known)| (id.to_vec(), (known.epoch, known.last_seq)))
+                    .collect()
+            });
         let expected = model.producers.iter();
         let expected = expected
             .map(|(id, known)| (vec![*id], (known.epoch, known.seq)))
@@ -110,7 +145,10 @@ fn bytes(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel) -> Checked 
         let end = position + piece.bytes.len() as u64;
         let read = engine.read_range(stream, position, end).map_err(failed)?;
         if *read != *piece.bytes {
-            let at = read.iter().zip(piece.bytes.iter()).position(|(left, right)| left != right);
+            let at = read
+                .iter()
+                .zip(piece.bytes.iter())
+                .position(|(left, right)| left != right);
             return Err(format!(
                 "{path}: append {number} at {position}..{end} reads differently from byte {at:?} on"
             ));
@@ -148,7 +186,11 @@ pub fn walk(engine: &Engine, world: &World, sleeps: u64) -> Checked {
             let read = engine
                 .local_read(path, &offset, 64 * 1024)
                 .map_err(|refusal| format!("{path} at {offset}: {}", refusal.sentence()))?;
-            let inner = if model.json { &read.body[1..read.body.len() - 1] } else { &read.body[..] };
+            let inner = if model.json {
+                &read.body[1..read.body.len() - 1]
+            } else {
+                &read.body[..]
+            };
             body.extend_from_slice(inner);
             if model.json && !inner.is_empty() {
                 body.push(b',');
@@ -180,10 +222,19 @@ pub fn walk(engine: &Engine, world: &World, sleeps: u64) -> Checked {
 
 /// The listing names exactly the living.
 pub fn listing(engine: &Engine, world: &World, sleeps: u64) -> Checked {
-    let listed = engine.list("", "", 1000).map_err(|reason| undone(&reason))?;
+    let listed = engine
+        .list("", "", 1000)
+        .map_err(|reason| undone(&reason))?;
     let listed: Vec<(String, u64, u64, bool)> = listed
         .into_iter()
-        .map(|info| (info.path, info.incarnation.0, info.tail.position, info.closed))
+        .map(|info| {
+            (
+                info.path,
+                info.incarnation.0,
+                info.tail.position,
+                info.closed,
+            )
+        })
         .collect();
     let expected: Vec<(String, u64, u64, bool)> = world
         .live(sleeps)
@@ -207,7 +258,10 @@ pub fn offsets(engine: &Engine, world: &World, history: &History, sleeps: u64) -
             if incarnation != model.id && model.source.is_some() {
                 continue;
             }
-            let what = format!("{}: offset {offset} of incarnation {incarnation}", model.path);
+            let what = format!(
+                "{}: offset {offset} of incarnation {incarnation}",
+                model.path
+            );
             let start = offsets::resolve(&state, &engine.losses, offset)
                 .map_err(|refusal| format!("{what} is refused: {}", refusal.sentence()))?;
             match start.gap {

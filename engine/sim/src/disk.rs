@@ -116,8 +116,7 @@ impl Names {
     }
 
     fn has_directory(&self, path: &str) -> bool {
-        path.is_empty()
-            || (self.directories.contains(path) && self.has_directory(parent(path)))
+        path.is_empty() || (self.directories.contains(path) && self.has_directory(parent(path)))
     }
 }
 
@@ -245,7 +244,13 @@ impl Machine {
             dice,
             ..
         } = &mut *state;
-        let fate = dice.pick(&[Fate::AllLost, Fate::AllKept, Fate::Coin, Fate::Coin, Fate::Coin]);
+        let fate = dice.pick(&[
+            Fate::AllLost,
+            Fate::AllKept,
+            Fate::Coin,
+            Fate::Coin,
+            Fate::Coin,
+        ]);
         // A journal keeps a prefix of the changes of names; without one each stands for itself.
         let journal = dice.chance(2);
         let mut alive = true;
@@ -313,8 +318,14 @@ impl Machine {
                 Some(pause) if !pause.finished => {}
                 _ => return false,
             }
-            let timed_out = self.pause_changed.wait_until(&mut pause, deadline).timed_out();
-            assert!(!timed_out, "a checkpoint neither finished nor reached its pause");
+            let timed_out = self
+                .pause_changed
+                .wait_until(&mut pause, deadline)
+                .timed_out();
+            assert!(
+                !timed_out,
+                "a checkpoint neither finished nor reached its pause"
+            );
         }
     }
 
@@ -330,6 +341,10 @@ impl Machine {
             pause.finished = true;
         }
         self.pause_changed.notify_all();
+    }
+
+    pub fn forget_pause(&self) {
+        *self.pause.lock() = None;
     }
 
     fn maybe_pause(&self, path: &str) {
@@ -584,7 +599,9 @@ impl FakeFile {
         let State {
             nodes, dice, lies, ..
         } = &mut *state;
-        let file = nodes.get_mut(&self.node).ok_or_else(|| missing(&self.path))?;
+        let file = nodes
+            .get_mut(&self.node)
+            .ok_or_else(|| missing(&self.path))?;
         work(file, dice, failure, *lies)
     }
 

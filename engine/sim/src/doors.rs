@@ -59,8 +59,7 @@ impl SimClock {
 
     pub fn advance_ms(&self, by_ms: u64) {
         self.wall_ms.fetch_add(by_ms, Ordering::Relaxed);
-        self.monotonic_us
-            .fetch_add(by_ms * 1000, Ordering::Relaxed);
+        self.monotonic_us.fetch_add(by_ms * 1000, Ordering::Relaxed);
     }
 
     /// The wall clock is set back, as a time server may do.

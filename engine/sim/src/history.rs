@@ -53,7 +53,12 @@ impl History {
     }
 
     /// Notes that a client was given this offset with these appends before it.
-    pub fn observe(&mut self, stream: &StreamModel, offset: Offset, pieces: usize) -> Result<(), String> {
+    pub fn observe(
+        &mut self,
+        stream: &StreamModel,
+        offset: Offset,
+        pieces: usize,
+    ) -> Result<(), String> {
         let named = &stream.pieces[..pieces];
         let of_stream = self.observed.entry((stream.path, stream.id)).or_default();
         match of_stream.get(&offset) {
@@ -72,10 +77,7 @@ impl History {
     }
 
     /// All offsets clients know of a path, with the incarnation each belongs to.
-    pub fn observed_at(
-        &self,
-        path: &'static str,
-    ) -> impl Iterator<Item = (u64, Offset, &[Piece])> {
+    pub fn observed_at(&self, path: &'static str) -> impl Iterator<Item = (u64, Offset, &[Piece])> {
         self.observed
             .range((path, 0)..=(path, u64::MAX))
             .flat_map(|((_, id), offsets)| {

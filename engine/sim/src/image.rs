@@ -267,10 +267,16 @@ mod tests {
             file.power_cut(Fate::Coin, &mut Dice::new(seed));
             let bytes = text(&file);
             assert_eq!(bytes.len(), 4096);
-            let last_of_each: Vec<u8> = bytes.chunks(SECTOR_BYTES).map(|sector| sector[511]).collect();
+            let last_of_each: Vec<u8> = bytes
+                .chunks(SECTOR_BYTES)
+                .map(|sector| sector[511])
+                .collect();
             seen_hole |= last_of_each.windows(2).any(|pair| pair == [1, 2]);
         }
-        assert!(seen_hole, "a later sector must be able to survive an earlier one");
+        assert!(
+            seen_hole,
+            "a later sector must be able to survive an earlier one"
+        );
     }
 
     #[test]

@@ -74,7 +74,10 @@ impl StreamModel {
     }
 
     pub fn records_of(&self, pieces: usize) -> u64 {
-        self.pieces[..pieces].iter().map(|piece| piece.records).sum()
+        self.pieces[..pieces]
+            .iter()
+            .map(|piece| piece.records)
+            .sum()
     }
 
     pub fn tail(&self) -> u64 {
@@ -213,7 +216,9 @@ impl World {
                 _ => Outcome::Refuse(ErrorCode::StreamClosed),
             };
         }
-        let producer = wish.tag.map_or(Outcome::Accept, |tag| judge_producer(stream, tag));
+        let producer = wish
+            .tag
+            .map_or(Outcome::Accept, |tag| judge_producer(stream, tag));
         if producer != Outcome::Accept {
             return producer;
         }

@@ -37,7 +37,9 @@ pub enum Op {
         fork: Option<ForkWish>,
     },
     /// The same create again.
-    Recreate { path: usize },
+    Recreate {
+        path: usize,
+    },
     Append {
         path: usize,
         size: usize,
@@ -46,11 +48,18 @@ pub enum Op {
         stream_seq: Option<i64>,
         close: bool,
     },
-    Delete { path: usize },
-    Read { path: usize },
+    Delete {
+        path: usize,
+    },
+    Read {
+        path: usize,
+    },
     Commit,
     /// A checkpoint; `meanwhile` happens while it stands at one of its calls.
-    Checkpoint { pause_after: u64, meanwhile: Vec<Op> },
+    Checkpoint {
+        pause_after: u64,
+        meanwhile: Vec<Op>,
+    },
     PrepareSpares,
     Purge,
     /// Long enough for every TTL.
@@ -65,7 +74,9 @@ pub enum End {
     ProcessCrash,
     PowerCut,
     /// The mark of a clean stop is written first.
-    CleanStop { power_cut: bool },
+    CleanStop {
+        power_cut: bool,
+    },
 }
 
 /// One life of a server.
@@ -131,7 +142,11 @@ impl Drawer {
             ops,
             fault,
             end: self.end(),
-            clock_set_back_ms: if self.dice.chance(6) { self.dice.below(1000) } else { 0 },
+            clock_set_back_ms: if self.dice.chance(6) {
+                self.dice.below(1000)
+            } else {
+                0
+            },
         }
     }
 
@@ -219,7 +234,11 @@ impl Drawer {
         let fork = self.dice.chance(3).then(|| ForkWish {
             source: self.path(),
             boundary: self.dice.chance(2).then(|| self.dice.below(12)),
-            sub_offset: if self.dice.chance(3) { 1 + self.dice.below(5) } else { 0 },
+            sub_offset: if self.dice.chance(3) {
+                1 + self.dice.below(5)
+            } else {
+                0
+            },
         });
         Op::Create {
             path: self.path(),
@@ -227,7 +246,11 @@ impl Drawer {
             memory: self.dice.below(10) < self.memory_share,
             ttl: self.dice.chance(8),
             closed: self.dice.chance(12),
-            size: if self.dice.chance(2) { 1 + self.dice.below(200) as usize } else { 0 },
+            size: if self.dice.chance(2) {
+                1 + self.dice.below(200) as usize
+            } else {
+                0
+            },
             fork,
         }
     }
@@ -241,9 +264,16 @@ impl Drawer {
         let close = self.dice.chance(24);
         Op::Append {
             path: self.path(),
-            size: if close && self.dice.chance(2) { 0 } else { self.size() },
+            size: if close && self.dice.chance(2) {
+                0
+            } else {
+                self.size()
+            },
             producer,
-            stream_seq: self.dice.chance(6).then(|| self.dice.pick(&[1, 1, 1, 0, -1])),
+            stream_seq: self
+                .dice
+                .chance(6)
+                .then(|| self.dice.pick(&[1, 1, 1, 0, -1])),
             close,
         }
     }

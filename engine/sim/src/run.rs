@@ -126,7 +126,11 @@ impl Sim {
     }
 
     pub fn engine(&self) -> Arc<Engine> {
-        Arc::clone(self.engine.as_ref().expect("operations run only while a server lives"))
+        Arc::clone(
+            self.engine
+                .as_ref()
+                .expect("operations run only while a server lives"),
+        )
     }
 
     fn live(&mut self, life: &Life) -> Result<(), String> {
@@ -234,7 +238,9 @@ impl Sim {
             let sequence = again.engine.shard.synced();
             twin.process_crash();
             if sequence != start_sequence {
-                return Err(format!("started twice, found {start_sequence} and {sequence}"));
+                return Err(format!(
+                    "started twice, found {start_sequence} and {sequence}"
+                ));
             }
         }
         self.settle(&engine);
@@ -283,7 +289,9 @@ impl Sim {
                         }
                         return Ok(world);
                     }
-                    Err(found) if problem.is_empty() => problem = format!("log ends at {cut}: {found}"),
+                    Err(found) if problem.is_empty() => {
+                        problem = format!("log ends at {cut}: {found}")
+                    }
                     Err(_) => {}
                 }
             }

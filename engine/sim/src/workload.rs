@@ -41,13 +41,20 @@ impl Sim {
         let said = match op {
             Op::Create { .. } => self.create(op),
             Op::Recreate { path } => self.recreate(PATHS[*path]),
-            Op::Append { path, size, producer, stream_seq, close } => {
-                self.append(PATHS[*path], *size, *producer, *stream_seq, *close)
-            }
+            Op::Append {
+                path,
+                size,
+                producer,
+                stream_seq,
+                close,
+            } => self.append(PATHS[*path], *size, *producer, *stream_seq, *close),
             Op::Delete { path } => self.delete(PATHS[*path]),
             Op::Read { path } => self.read(PATHS[*path]),
             Op::Commit => self.commit(false),
-            Op::Checkpoint { pause_after, meanwhile } => self.checkpoint(*pause_after, meanwhile),
+            Op::Checkpoint {
+                pause_after,
+                meanwhile,
+            } => self.checkpoint(*pause_after, meanwhile),
             Op::PrepareSpares => {
                 self.engine().prepare_spares();
                 Ok(String::new())
@@ -74,7 +81,8 @@ impl Sim {
         };
         let said = said.map_err(|problem| format!("{op:?}: {problem}"))?;
         let after = self.engine().shard.staged();
-        self.trace.push(format!("  {before}..{after} {op:?} -> {said}"));
+        self.trace
+            .push(format!("  {before}..{after} {op:?} -> {said}"));
         self.history.note(after, &self.world);
         if self.bugs.ack_early {
             self.history.promise(after);
@@ -118,14 +126,15 @@ impl Sim {
         let Undone::Refused { refusal, .. } = reason else {
             return Ok("waits".into());
         };
-        let by_fault = [ErrorCode::ServerBusy, ErrorCode::Internal, ErrorCode::StorageFull];
+        let by_fault = [
+            ErrorCode::ServerBusy,
+            ErrorCode::Internal,
+            ErrorCode::StorageFull,
+        ];
         if allowed.contains(&refusal.code) || (self.faulty() && by_fault.contains(&refusal.code)) {
             return Ok(refusal.code.code().into());
         }
-        Err(format!(
-            "{}, should be {allowed:?}",
-            check::undone(reason)
-        ))
+        Err(format!("{}, should be {allowed:?}", check::undone(reason)))
     }
 
     fn payload(&mut self, json: bool, size: usize) -> (Vec<u8>, Piece) {
@@ -141,7 +150,10 @@ impl Sim {
         let messages: Vec<String> = (0..count)
             .map(|number| format!("\"{}.{number}{filler}\"", self.counter))
             .collect();
-        let wire: String = messages.iter().map(|message| format!("{message},")).collect();
+        let wire: String = messages
+            .iter()
+            .map(|message| format!("{message},"))
+            .collect();
         let body = format!("[{}]", messages.join(", "));
         (body.into_bytes(), Piece::new(wire.as_bytes(), count as u64))
     }
@@ -166,7 +178,12 @@ impl Sim {
         });
         let content = (size > 0).then(|| self.payload(json, size));
         let (body, piece) = content.map_or((Vec::new(), None), |(body, piece)| (body, Some(piece)));
-        let wish = AppendWish { tag, stream_seq, close, piece };
+        let wish = AppendWish {
+            tag,
+            stream_seq,
+            close,
+            piece,
+        };
         let mut scratch = WriteScratch::default();
         let mut predicted = Outcome::Accept;
         let result = self.patiently(|sim, engine| {
@@ -177,7 +194,14 @@ impl Sim {
                 Ok(None) => return Ok(Some(Err(Engine::missing()))),
                 Err(reason) => return Ok(Some(Err(reason))),
             };
-            Ok(Some(send(engine, &stream, &wish, &body, json, &mut scratch)))
+            Ok(Some(send(
+                engine,
+                &stream,
+                &wish,
+                &body,
+                json,
+                &mut scratch,
+            )))
         })?;
         match result {
             None => Ok("waits".into()),
@@ -212,7 +236,10 @@ impl Sim {
             if self.bugs.early_duplicate {
                 self.history.promise(done.gate);
             }
-            self.parked.push(Parked { gate: done.gate, learns: None });
+            self.parked.push(Parked {
+                gate: done.gate,
+                learns: None,
+            });
             return Ok(format!("{predicted:?} gate {}", done.gate));
         }
         self.world.append(path, wish);
@@ -226,7 +253,10 @@ impl Sim {
         };
         let pieces = model.pieces.len();
         if offset.position != model.tail() {
-            return Err(format!("answered with {offset}, the tail is {}", model.tail()));
+            return Err(format!(
+                "answered with {offset}, the tail is {}",
+                model.tail()
+            ));
         }
         if gate == 0 && model.fsync {
             return Err("an fsync stream's reply does not wait for the log".into());
@@ -239,22 +269,37 @@ impl Sim {
     // Create, fork, delete
 
     fn create(&mut self, op: &Op) -> Done {
-        let Op::Create { path, json, memory, ttl, closed, size, fork } = op.clone() else {
+        let Op::Create {
+            path,
+            json,
+            memory,
+            ttl,
+            closed,
+            size,
+            fork,
+        } = op.clone()
+        else {
             return Err("not a create".into());
         };
         let path = PATHS[path];
-        let source_json = fork.and_then(|fork| self.world.at(PATHS[fork.source])).map(|model| model.json);
+        let source_json = fork
+            .and_then(|fork| self.world.at(PATHS[fork.source]))
+            .map(|model| model.json);
         let json = source_json.unwrap_or(json && fork.is_none());
         let content = (size > 0).then(|| self.payload(json, size));
         let (body, piece) = content.map_or((Vec::new(), None), |(body, piece)| (body, Some(piece)));
         let mut prediction = Err(Vec::new());
         let mut request_fork = None;
         let result = self.patiently(|sim, engine| {
-            let resolved = fork.map(|wish| sim.resolve_fork(engine, wish)).transpose()?;
+            let resolved = fork
+                .map(|wish| sim.resolve_fork(engine, wish))
+                .transpose()?;
             request_fork = resolved.clone();
             prediction = sim.predict_create(path, fork, resolved.as_ref());
             let request = CreateRequest {
-                content_type: fork.is_none().then_some(if json { JSON_TYPE } else { BINARY_TYPE }),
+                content_type: fork
+                    .is_none()
+                    .then_some(if json { JSON_TYPE } else { BINARY_TYPE }),
                 ttl_seconds: ttl.then_some(TTL_SECONDS),
                 expires_at_ms: None,
                 closed,
@@ -275,7 +320,11 @@ impl Sim {
         };
         if !created.new {
             let live = self.world.standing(path, self.sleeps) == Standing::Live;
-            return if live { Ok("was there".into()) } else { Err("answered as if it were there".into()) };
+            return if live {
+                Ok("was there".into())
+            } else {
+                Err("answered as if it were there".into())
+            };
         }
         let Ok(base) = prediction else {
             return Err(format!("created, should be refused with {prediction:?}"));
@@ -302,8 +351,14 @@ impl Sim {
         };
         let first: Vec<Piece> = base.prefix.into_iter().chain(piece).collect();
         if !first.is_empty() {
-            let bytes: Vec<u8> = first.iter().flat_map(|piece| piece.bytes.iter().copied()).collect();
-            model.pieces.push(Piece::new(&bytes, first.iter().map(|piece| piece.records).sum()));
+            let bytes: Vec<u8> = first
+                .iter()
+                .flat_map(|piece| piece.bytes.iter().copied())
+                .collect();
+            model.pieces.push(Piece::new(
+                &bytes,
+                first.iter().map(|piece| piece.records).sum(),
+            ));
         }
         if memory {
             model.publish();
@@ -311,12 +366,20 @@ impl Sim {
         self.world.insert(model, self.sleeps);
         self.requests.insert(path, (op.clone(), request_fork));
         self.park(path, created.gate, created.offset)?;
-        Ok(format!("incarnation {} at {} gate {}", created.stream.id.0, created.offset, created.gate))
+        Ok(format!(
+            "incarnation {} at {} gate {}",
+            created.stream.id.0, created.offset, created.gate
+        ))
     }
 
     fn resolve_fork(&self, engine: &Engine, wish: ForkWish) -> Result<ResolvedFork, String> {
         let source = PATHS[wish.source];
-        let mut resolved = ResolvedFork { source, offset: None, pieces: 0, sub_offset: wish.sub_offset };
+        let mut resolved = ResolvedFork {
+            source,
+            offset: None,
+            pieces: 0,
+            sub_offset: wish.sub_offset,
+        };
         let Some(model) = self.world.at(source) else {
             return Ok(resolved);
         };
@@ -354,9 +417,14 @@ impl Sim {
         let (Some(wish), Some(resolved)) = (fork, resolved) else {
             return Ok(base);
         };
-        let source = match (self.world.standing(resolved.source, self.sleeps), self.world.at(resolved.source)) {
+        let source = match (
+            self.world.standing(resolved.source, self.sleeps),
+            self.world.at(resolved.source),
+        ) {
             (Standing::Live, Some(source)) => source,
-            (Standing::Kept, _) => return Err(vec![ErrorCode::ForkSourceGone, ErrorCode::StreamConflict]),
+            (Standing::Kept, _) => {
+                return Err(vec![ErrorCode::ForkSourceGone, ErrorCode::StreamConflict]);
+            }
             (Standing::Fading, _) => {
                 return Err(vec![
                     ErrorCode::ForkSourceGone,
@@ -364,7 +432,12 @@ impl Sim {
                     ErrorCode::StreamConflict,
                 ]);
             }
-            _ => return Err(vec![ErrorCode::ForkSourceMissing, ErrorCode::StreamConflict]),
+            _ => {
+                return Err(vec![
+                    ErrorCode::ForkSourceMissing,
+                    ErrorCode::StreamConflict,
+                ]);
+            }
         };
         base.source = Some(source.id);
         base.ttl = source.ttl;
@@ -373,7 +446,10 @@ impl Sim {
             let next = source.pieces[..source.visible].get(resolved.pieces);
             base.prefix = next.and_then(|piece| first_units(piece, source.json, wish.sub_offset));
             if base.prefix.is_none() {
-                return Err(vec![ErrorCode::ForkOffsetInvalid, ErrorCode::StreamConflict]);
+                return Err(vec![
+                    ErrorCode::ForkOffsetInvalid,
+                    ErrorCode::StreamConflict,
+                ]);
             }
         }
         Ok(base)
@@ -382,14 +458,29 @@ impl Sim {
     /// The same PUT again: the same stream, unless it was closed since.
     fn recreate(&mut self, path: &'static str) -> Done {
         let live = self.world.standing(path, self.sleeps) == Standing::Live;
-        let (Some((Op::Create { json, memory, ttl, closed, fork, .. }, resolved)), true, Some(model)) =
-            (self.requests.get(path).cloned(), live, self.world.at(path))
+        let (
+            Some((
+                Op::Create {
+                    json,
+                    memory,
+                    ttl,
+                    closed,
+                    fork,
+                    ..
+                },
+                resolved,
+            )),
+            true,
+            Some(model),
+        ) = (self.requests.get(path).cloned(), live, self.world.at(path))
         else {
             return Ok("nothing there".into());
         };
         let same = model.closed == closed;
         let request = CreateRequest {
-            content_type: fork.is_none().then_some(if json { JSON_TYPE } else { BINARY_TYPE }),
+            content_type: fork
+                .is_none()
+                .then_some(if json { JSON_TYPE } else { BINARY_TYPE }),
             ttl_seconds: ttl.then_some(TTL_SECONDS),
             closed,
             class: Some(if memory { Class::Memory } else { Class::Fsync }),
@@ -404,7 +495,10 @@ impl Sim {
         match engine.create(path, &request, b"ignored", engine.now_ms()) {
             Ok(created) if created.new || !same => Err("created a second time".into()),
             Ok(created) => {
-                self.parked.push(Parked { gate: created.gate, learns: None });
+                self.parked.push(Parked {
+                    gate: created.gate,
+                    learns: None,
+                });
                 Ok(format!("the same, gate {}", created.gate))
             }
             Err(reason) if same => self.refused(&reason, &[]),
@@ -431,7 +525,9 @@ impl Sim {
         match result {
             None => Ok("waits".into()),
             Some(Err(reason)) => self.refused(&reason, allowed),
-            Some(Ok(_)) if standing != Standing::Live => Err(format!("deleted, it is {standing:?}")),
+            Some(Ok(_)) if standing != Standing::Live => {
+                Err(format!("deleted, it is {standing:?}"))
+            }
             Some(Ok(gate)) => {
                 if let Some(model) = self.world.at_mut(path) {
                     model.deleted = true;
@@ -507,17 +603,24 @@ impl Sim {
             let mut worked = Ok(());
             if machine.wait_for_pause() {
                 worked = meanwhile.iter().try_for_each(|op| {
-                    if self.machine.is_off() { Ok(()) } else { self.operate(op) }
+                    if self.machine.is_off() {
+                        Ok(())
+                    } else {
+                        self.operate(op)
+                    }
                 });
                 machine.release();
             }
             (checkpoint.join(), worked)
         });
+        self.machine.forget_pause();
         worked?;
         let result = result.map_err(|_| "the checkpoint panicked".to_owned())?;
         match result {
             Ok(()) => self.check_live().map(|()| "done".into()),
-            Err(error) if !self.faulty() && !engine.shard.failed() => Err(format!("checkpoint failed: {error}")),
+            Err(error) if !self.faulty() && !engine.shard.failed() => {
+                Err(format!("checkpoint failed: {error}"))
+            }
             Err(error) => {
                 // As the maintenance thread does.
                 if let CheckpointError::Catalog(_) = &error {
@@ -552,7 +655,11 @@ fn first_units(piece: &Piece, json: bool, count: u64) -> Option<Piece> {
     if !json {
         return Some(Piece::new(piece.bytes.get(..count as usize)?, 1));
     }
-    let mut ends = piece.bytes.iter().enumerate().filter(|(_, byte)| **byte == b',');
+    let mut ends = piece
+        .bytes
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == b',');
     let (end, _) = ends.nth(count as usize - 1)?;
     Some(Piece::new(&piece.bytes[..=end], count))
 }
@@ -560,8 +667,16 @@ fn first_units(piece: &Piece, json: bool, count: u64) -> Option<Piece> {
 fn tag_for(model: Option<&StreamModel>, wish: ProducerWish) -> Tag {
     let known = model.and_then(|model| model.producers.get(&wish.id));
     let (epoch, next) = known.map_or((0, 0), |known| (known.epoch, known.seq as i64 + 1));
-    let (epoch, next) = if wish.new_epoch { (epoch + 1, 0) } else { (epoch, next) };
-    Tag { id: wish.id, epoch, seq: (next + wish.seq_step).max(0) as u64 }
+    let (epoch, next) = if wish.new_epoch {
+        (epoch + 1, 0)
+    } else {
+        (epoch, next)
+    };
+    Tag {
+        id: wish.id,
+        epoch,
+        seq: (next + wish.seq_step).max(0) as u64,
+    }
 }
 
 fn send(

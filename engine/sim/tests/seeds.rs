@@ -20,5 +20,8 @@ fn nothing_promised_is_lost_in_any_seed() {
         }
     }
     // A harness that injects nothing proves nothing.
-    assert!(faults_hit * 4 > count, "{faults_hit} faults in {count} seeds");
+    assert!(
+        faults_hit * 4 > count,
+        "{faults_hit} faults in {count} seeds"
+    );
 }

@@ -10,6 +10,7 @@
 //!   or a file is unlinked.
 //! - `I-CHECK-3` A checkpoint that fails puts every taken byte back and leaves the streams dirty.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::log::catalog::{CatalogError, Change};
 use crate::log::cold::{ColdStore, pack_release};
 use crate::log::directory::Directory;
 use crate::metrics::Metrics;
-use crate::model::Extent;
+use crate::model::{Extent, FileRef};
 use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::offsets::Losses;
@@ -38,6 +39,8 @@ pub struct Checkpoint<'a> {
     pub highest_epoch: u64,
     /// Everything up to here was staged before the checkpoint began.
     pub staged: u64,
+    /// Packs that are mostly dead: whoever still lives in one moves out.
+    pub leave_packs: &'a HashSet<u32>,
     /// Waits until a sequence is synced; `false` = it will not be.
     pub wait_synced: &'a dyn Fn(u64) -> bool,
 }
@@ -135,6 +138,11 @@ impl Checkpoint<'_> {
                 changes.push(Change::Remove { path, id });
                 continue;
             };
+            if self.lives_in_dead_pack(&entry.extents) {
+                writer
+                    .rewrite(id, &mut entry.extents)
+                    .map_err(CheckpointError::Disk)?;
+            }
             if let Some(hot) = &entry.hot {
                 writer
                     .add(
@@ -156,6 +164,11 @@ impl Checkpoint<'_> {
         pack_live.extend(summary.pack_live);
         // A removal goes before a put of the same path: ids grow, and changes keep their order.
         self.commit(&changes, &pack_live, last)
+    }
+
+    fn lives_in_dead_pack(&self, extents: &[Extent]) -> bool {
+        let leaves = |extent: &Extent| matches!(extent.file, FileRef::Pack { number } if self.leave_packs.contains(&number));
+        !self.leave_packs.is_empty() && extents.iter().any(leaves)
     }
 
     fn commit(

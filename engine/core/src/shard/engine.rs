@@ -233,3 +233,7 @@ impl Engine {
         self.shard.wait_synced(sequence, timeout)
     }
 }
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -1,6 +1,7 @@
 //! Maintenance: log files are prepared ahead, checkpoints written, expired streams swept, idle ones evicted.
 //! One thread, woken by need or by the clock; nothing here is on the way of a request.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ const DISK_MARGIN_BYTES: u64 = 4 << 20;
 /// With this much in the log and nobody writing, a checkpoint is made: it frees memory and shortens a restart.
 const QUIET_CHECKPOINT_BYTES: u64 = 1 << 20;
 const QUIET_US: u64 = 2_000_000;
+/// A pack is mostly dead when less than a third of it is alive; a few at a time are emptied.
+const MOSTLY_DEAD_FACTOR: u64 = 3;
+const PACKS_LEFT_AT_ONCE: usize = 4;
 /// Streams looked at per sweep step while the catalog is walked for expiries.
 const EXPIRY_SCAN_PAGE: usize = 2_000;
 
@@ -27,6 +31,8 @@ pub struct Maintenance {
     wishes: Mutex<Wishes>,
     changed: Condvar,
     checkpoint_wanted: AtomicBool,
+    /// Packs that the next checkpoint empties.
+    leave_packs: Mutex<HashSet<u32>>,
 }
 
 #[derive(Default)]
@@ -155,6 +161,7 @@ impl Engine {
         let before_us = self.doors.clock.monotonic_us();
         let retained_before = self.metrics.wal_retained_bytes.get();
         let staged = self.shard.staged();
+        let leave_packs = std::mem::take(&mut *self.maintenance.leave_packs.lock());
         Checkpoint {
             directory: &self.directory,
             cold: &self.cold,
@@ -162,12 +169,15 @@ impl Engine {
             losses: &self.losses,
             highest_epoch: self.highest_epoch(),
             staged,
+            leave_packs: &leave_packs,
             wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),
         }
         .run()?;
         self.metrics.wal_retained_bytes.sub(retained_before);
         self.free_log(staged);
-        self.drop_dead_packs();
+        if let Err(error) = self.tidy_packs() {
+            eprintln!("millstream: packs could not be tidied: {error}");
+        }
         self.metrics.checkpoints.add(1);
         self.metrics
             .checkpoint_us
@@ -276,29 +286,41 @@ impl Engine {
         self.shard.ring_all();
     }
 
-    /// Unlinks packs without live bytes and moves the last streams out of mostly dead ones.
-    fn drop_dead_packs(&self) {
-        let usage = match self
+    /// Unlinks packs without live bytes and asks the streams in mostly dead ones to move out with the next
+    /// checkpoint.
+    fn tidy_packs(&self) -> std::io::Result<()> {
+        let live = self
             .directory
             .catalog()
             .packs()
-            .map_err(std::io::Error::other)
-            .and_then(|live| self.cold.pack_usage(&live))
-        {
-            Ok(usage) => usage,
-            Err(error) => {
-                eprintln!("millstream: packs could not be looked at: {error}");
-                return;
-            }
-        };
-        for pack in usage.iter().filter(|pack| pack.live_bytes == 0) {
-            if let Err(error) = self.cold.remove_pack(pack.number) {
-                eprintln!(
-                    "millstream: pack {} could not be removed: {error}",
-                    pack.number
-                );
+            .map_err(std::io::Error::other)?;
+        let mut leaving = HashSet::new();
+        for pack in self.cold.pack_usage(&live)? {
+            if pack.live_bytes == 0 {
+                self.cold.remove_pack(pack.number)?;
+            } else if pack.live_bytes * MOSTLY_DEAD_FACTOR < pack.file_bytes
+                && leaving.len() < PACKS_LEFT_AT_ONCE
+            {
+                leaving.insert(pack.number);
+                self.mark_for_moving(pack.number)?;
             }
         }
+        *self.maintenance.leave_packs.lock() = leaving;
+        Ok(())
+    }
+
+    fn mark_for_moving(&self, pack: u32) -> std::io::Result<()> {
+        for id in self.cold.pack_streams(pack)? {
+            if let Some(stream) = self
+                .directory
+                .get_by_id(id)
+                .map_err(std::io::Error::other)?
+            {
+                let mut state = stream.lock();
+                self.directory.mark_dirty(&stream, &mut state.dirty);
+            }
+        }
+        Ok(())
     }
 
     /// Walks the catalog once after a start, a page at a time, so that untouched streams expire too.

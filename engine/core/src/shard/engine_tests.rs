@@ -1,0 +1,108 @@
+//! The engine without sockets, on a real directory: checkpoints, packs, restarts.
+
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::io::Doors;
+use crate::io::tests::TestDirectory;
+use crate::shard::engine::Engine;
+
+/// Runs `work` with an engine whose commit thread is running.
+fn with_engine<T>(directory: &TestDirectory, work: impl FnOnce(&Engine) -> T) -> T {
+    let config = Config {
+        listen: false,
+        reactors: 1,
+        ..Config::default()
+    };
+    let doors = Doors::real(directory.path()).expect("doors");
+    let engine = Engine::open(config, doors, &mut |_| {})
+        .expect("opens")
+        .engine;
+    let committing = Arc::clone(&engine);
+    let thread = std::thread::spawn(move || committing.shard.run_commit_thread());
+    let result = work(&engine);
+    engine.shard.stop_thread();
+    thread.join().expect("commit thread");
+    result
+}
+
+fn fill(engine: &Engine, count: usize) {
+    for number in 0..count {
+        let path = format!("s/{number}");
+        assert!(
+            engine
+                .local_create(&path, "text/plain", None)
+                .expect("created")
+        );
+        engine
+            .local_append(&path, format!("record {number}").as_bytes())
+            .expect("appended");
+    }
+}
+
+fn content(engine: &Engine, number: usize) -> String {
+    let read = engine
+        .local_read(&format!("s/{number}"), "-1", 1 << 20)
+        .expect("read");
+    String::from_utf8(read.body).expect("text")
+}
+
+#[test]
+fn streams_leave_mostly_dead_packs_and_stay_readable() {
+    let directory = TestDirectory::new();
+    with_engine(&directory, |engine| {
+        fill(engine, 100);
+        engine.checkpoint().expect("first checkpoint");
+        let packs = engine.directory.catalog().packs().expect("packs");
+        assert_eq!(packs.len(), 1, "small streams share one pack");
+        for number in 10..100 {
+            assert!(
+                engine
+                    .local_delete(&format!("s/{number}"))
+                    .expect("deleted")
+            );
+        }
+        engine.checkpoint().expect("the catalog forgets them");
+        engine.checkpoint().expect("the rest moves out");
+        let left = engine.directory.catalog().packs().expect("packs");
+        assert!(
+            left.iter().all(|(number, _)| *number != packs[0].0),
+            "{left:?}"
+        );
+        assert!((0..10).all(|number| content(engine, number) == format!("record {number}")));
+    });
+    with_engine(&directory, |engine| {
+        assert!((0..10).all(|number| content(engine, number) == format!("record {number}")));
+        assert_eq!(
+            engine
+                .list("s/", "", 1000)
+                .map(|list| list.len())
+                .unwrap_or(0),
+            10
+        );
+    });
+}
+
+#[test]
+fn a_restart_without_a_clean_mark_finds_everything_again() {
+    let directory = TestDirectory::new();
+    with_engine(&directory, |engine| {
+        fill(engine, 20);
+        engine.checkpoint().expect("checkpoint");
+        engine.local_append("s/3", b" and more").expect("appended");
+        assert!(engine.local_delete("s/4").expect("deleted"));
+    });
+    for _ in 0..3 {
+        with_engine(&directory, |engine| {
+            assert_eq!(content(engine, 3), "record 3 and more");
+            assert!(engine.local_tail("s/4").expect("answer").is_none());
+            assert_eq!(
+                engine
+                    .list("", "", 1000)
+                    .map(|list| list.len())
+                    .unwrap_or(0),
+                19
+            );
+        });
+    }
+}
