@@ -9,7 +9,7 @@
 //! stream   one stream, deterministically: state, decisions, offsets (no I/O)
 //! codec    frames of the log           refusal  what is answered instead of success
 //! model    the one vocabulary
-//! limits   error   io (doors)   config   metrics
+//! limits   error   io (doors)   config   metrics   report
 //! ```
 
 pub mod codec;
@@ -21,6 +21,7 @@ pub mod log;
 pub mod metrics;
 pub mod model;
 pub mod refusal;
+pub mod report;
 pub mod serve;
 pub mod shard;
 pub mod stream;

@@ -53,7 +53,8 @@ pub struct Sim {
     pub sleeps: u64,
     pub counter: u64,
     pub parked: Vec<Parked>,
-    pub requests: BTreeMap<&'static str, (Op, Option<ResolvedFork>)>,
+    /// What each incarnation was created with.
+    pub requests: BTreeMap<u64, (Op, Option<ResolvedFork>)>,
     pub bugs: Bugs,
     pub trace: Vec<String>,
     /// Start-ups that died: each may have left its first frame in the log.
@@ -69,7 +70,7 @@ pub fn config() -> Config {
         reactors: 1,
         // As small as it can be: a full batch and a reserve.
         wal_file_bytes: 0,
-        append_max_bytes: 0,
+        append_max_bytes: 1 << 20,
         ..Config::default()
     }
 }
@@ -147,6 +148,7 @@ impl Sim {
             self.clock.advance_ms(1);
             self.operate(op)?;
         }
+        self.machine.arm(None);
         if !self.machine.is_off() && !self.machine.fault_was_hit() {
             check::world(&self.engine(), &self.world, self.sleeps)?;
         }
@@ -211,6 +213,7 @@ impl Sim {
         self.machine.arm(fault);
         let opened = self.open(&self.machine);
         let hit = self.machine.take_fault_hit();
+        self.summary.faults_hit += u64::from(hit.is_some());
         self.machine.arm(None);
         self.summary.starts += 1;
         let opened = match (opened, &hit) {
@@ -258,6 +261,10 @@ impl Sim {
             drop(engine.find(path));
         }
         engine.prepare_spares();
+        let mut cursor = Some(Vec::new());
+        while cursor.is_some() {
+            engine.load_expiring(&mut cursor);
+        }
         engine.sweep_expired(engine.now_ms());
         for _ in 0..8 {
             engine.purge_requested();

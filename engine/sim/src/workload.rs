@@ -364,7 +364,7 @@ impl Sim {
             model.publish();
         }
         self.world.insert(model, self.sleeps);
-        self.requests.insert(path, (op.clone(), request_fork));
+        self.requests.insert(created.stream.id.0, (op.clone(), request_fork));
         self.park(path, created.gate, created.offset)?;
         Ok(format!(
             "incarnation {} at {} gate {}",
@@ -458,6 +458,8 @@ impl Sim {
     /// The same PUT again: the same stream, unless it was closed since.
     fn recreate(&mut self, path: &'static str) -> Done {
         let live = self.world.standing(path, self.sleeps) == Standing::Live;
+        let model = self.world.at(path).filter(|_| live);
+        let request = model.and_then(|model| self.requests.get(&model.id).cloned());
         let (
             Some((
                 Op::Create {
@@ -470,9 +472,8 @@ impl Sim {
                 },
                 resolved,
             )),
-            true,
             Some(model),
-        ) = (self.requests.get(path).cloned(), live, self.world.at(path))
+        ) = (request, model)
         else {
             return Ok("nothing there".into());
         };

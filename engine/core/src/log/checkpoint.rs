@@ -10,6 +10,7 @@
 //!   or a file is unlinked.
 //! - `I-CHECK-3` A checkpoint that fails puts every taken byte back and leaves the streams dirty.
 
+use crate::report;
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
@@ -77,7 +78,11 @@ impl std::fmt::Display for CheckpointError {
 impl Checkpoint<'_> {
     /// Writes everything changed before `staged`. Afterwards the log is needed only behind it.
     pub fn run(&self) -> Result<(), CheckpointError> {
-        let dirty = self.directory.take_dirty();
+        let mut dirty = self.directory.take_dirty();
+        // By id: a path's removal comes before its next incarnation. Once: taking a stream twice would drop
+        // what the first time took.
+        dirty.sort_by_key(|stream| stream.id);
+        dirty.dedup_by_key(|stream| stream.id);
         let mut chunks = dirty.chunks(CHECKPOINT_CHUNK_STREAMS).peekable();
         if chunks.peek().is_none() {
             return self.commit(&[], &[], true);
@@ -86,10 +91,7 @@ impl Checkpoint<'_> {
         while let Some(chunk) = chunks.next() {
             if let Err(error) = self.run_chunk(chunk, chunks.peek().is_none()) {
                 // What was not reached is still dirty and must be found by the next checkpoint.
-                for stream in &dirty[done + chunk.len()..] {
-                    stream.lock().dirty = false;
-                    self.directory.mark_dirty(stream, &mut stream.lock().dirty);
-                }
+                self.directory.requeue(&dirty[done + chunk.len()..]);
                 return Err(error);
             }
             done += chunk.len();
@@ -207,20 +209,20 @@ impl Checkpoint<'_> {
         drop(state);
         self.directory.forget(&entry.stream);
         if let Err(error) = self.cold.remove_stream(&entry.extents) {
-            eprintln!(
-                "millstream: could not remove files of a deleted stream, the next start will: {error}"
-            );
+            report!("could not remove files of a deleted stream, the next start will: {error}");
         }
     }
 
-    /// Makes a taken stream whole again after a failure.
+    /// Makes a taken stream whole again after a failure. Who appended meanwhile has marked it dirty already.
     fn put_back(&self, entry: &Taken) {
         let mut state = entry.stream.lock();
         if let Some(flushing) = state.flushing.take() {
-            let whole = flushing.followed_by(&state.hot);
-            state.hot = whole;
+            if state.life == Life::Gone {
+                self.metrics.hot_bytes.sub(flushing.len());
+            } else {
+                state.hot = flushing.followed_by(&state.hot);
+            }
         }
-        state.dirty = false;
         self.directory.mark_dirty(&entry.stream, &mut state.dirty);
     }
 }

@@ -118,18 +118,10 @@ impl Directory {
         let decoded = snapshot::unseal(value)
             .and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
         if let Some(stream) = &decoded {
-            // Renewals are logged only now and then: what was not logged before a restart is given back.
-            if let Some(expiry) = stream.lock().expiry.as_mut() {
-                let slack = if expiry.ttl_seconds.is_some() {
-                    expiry.touch_interval_ms()
-                } else {
-                    0
-                };
-                expiry.last_access_ms = expiry.last_access_ms.saturating_add(slack);
-            }
+            stream.lock().give_expiry_slack();
         }
         decoded
-            .filter(|stream| &*stream.path == path)
+            .filter(|stream| &*stream.path == path && stream.lock().is_covered())
             .ok_or_else(|| {
                 CatalogError::Corrupt(format!("entry of stream {path:?} does not decode"))
             })
@@ -160,15 +152,22 @@ impl Directory {
         true
     }
 
-    /// Takes back a stream that was inserted but never staged.
+    /// Takes back a stream that was inserted but never staged. The caller still holds its lock, so that nobody
+    /// has seen it as gone and put another in its place; if so, that one stays.
     pub fn withdraw(&self, stream: &Arc<Stream>, replaced: Option<&Arc<Stream>>) {
         let mut slot = self.path_slot(&stream.path).lock();
-        slot.remove(&*stream.path);
-        if let Some(replaced) = replaced {
-            slot.insert(ByPath(Arc::clone(replaced)));
+        if slot
+            .get(&*stream.path)
+            .is_some_and(|found| found.0.id == stream.id)
+        {
+            slot.remove(&*stream.path);
+            if let Some(replaced) = replaced {
+                slot.insert(ByPath(Arc::clone(replaced)));
+            }
         }
-        self.id_slot(stream.id).lock().remove(&stream.id);
-        self.metrics.streams_cached.sub(1);
+        if self.id_slot(stream.id).lock().remove(&stream.id).is_some() {
+            self.metrics.streams_cached.sub(1);
+        }
     }
 
     /// Forgets a purged stream, once the catalog has.
@@ -190,6 +189,26 @@ impl Directory {
     pub fn mark_dirty(&self, stream: &Arc<Stream>, dirty: &mut bool) {
         if !std::mem::replace(dirty, true) {
             self.dirty.lock().push(Arc::clone(stream));
+        }
+    }
+
+    /// Puts streams that are still marked dirty back into the list.
+    pub fn requeue(&self, streams: &[Arc<Stream>]) {
+        self.dirty.lock().extend_from_slice(streams);
+    }
+
+    /// After replay: renewals are logged only now and then, so what was not logged is given back.
+    pub fn give_expiry_slack(&self) {
+        for slot in &self.by_path {
+            let streams: Vec<Arc<Stream>> = slot
+                .lock()
+                .iter()
+                .filter(|entry| entry.0.expires)
+                .map(|entry| Arc::clone(&entry.0))
+                .collect();
+            streams
+                .iter()
+                .for_each(|stream| stream.lock().give_expiry_slack());
         }
     }
 

@@ -9,6 +9,7 @@
 //!   synced: a page that survived in the cache may still die with the power.
 //! - `I-RECOVER-2` Recovery changes no old file, so that it can run again and give the same.
 
+use crate::report;
 use std::sync::Arc;
 
 use crate::codec::{
@@ -30,6 +31,7 @@ use crate::model::StreamId;
 use crate::stream::offsets::Losses;
 
 const FORMAT_FILE: &str = "format";
+const FORMAT_FILE_NEW: &str = "format.new";
 const FORMAT: &[u8] = b"millstream 1\n";
 const READ_PIECE_BYTES: usize = 4 << 20;
 const PROGRESS_EVERY_FRAMES: u64 = 250_000;
@@ -92,6 +94,7 @@ pub fn recover(
     );
     scan.run(&mut replay, progress)?;
     replay.finish()?;
+    directory.give_expiry_slack();
     let (losses, highest_epoch, clean) = (
         replay.losses.clone(),
         replay.highest_epoch,
@@ -99,6 +102,9 @@ pub fn recover(
     );
     let (unneeded, frames) = (std::mem::take(&mut replay.unneeded), replay.frames);
     let started = begin_new_file(doors, &scan, config, losses, highest_epoch, clean)?;
+    if fresh {
+        finish_directory(disk)?;
+    }
     if frames > 0 {
         progress(&format!(
             "recovered {frames} frames from {} log files",
@@ -126,30 +132,29 @@ pub fn recover(
     })
 }
 
-/// Refuses directories of another format; writes the mark into a new one. Returns whether it is new.
+/// Refuses directories of another format; begins a new one. Returns whether it is new.
+///
+/// A new directory has its mark under another name until its first start is through: as long as only that one is
+/// there nothing was ever promised, and whatever a first start that died has left is swept away.
 fn check_format(disk: &dyn Disk) -> Result<bool, EngineError> {
     let io_error = |error| EngineError::io("format file", error);
     let present = disk.list("").map_err(io_error)?;
-    if let Some(entry) = present.iter().find(|entry| entry.name == FORMAT_FILE) {
+    let has = |name: &str| present.iter().find(|entry| entry.name == name);
+    if let Some(entry) = has(FORMAT_FILE) {
         let file = disk.open(FORMAT_FILE, OpenMode::Read).map_err(io_error)?;
         let mut bytes = vec![0; entry.len.min(64) as usize];
         let count = read_up_to_at(&*file, &mut bytes, 0).map_err(io_error)?;
         if &bytes[..count] == FORMAT {
             return Ok(false);
         }
-        if count > 0 {
-            let found = String::from_utf8_lossy(&bytes[..count]).trim().to_owned();
-            return Err(EngineError::new(
-                "format_unknown",
-                format!(
-                    "the data directory has format {found:?}; this version reads \"millstream 1\""
-                ),
-            ));
-        }
-    } else if let Some(foreign) = present
-        .iter()
-        .find(|entry| entry.name == "wal" || entry.name == CATALOG_FILE)
-    {
+        let found = String::from_utf8_lossy(&bytes[..count]).trim().to_owned();
+        return Err(EngineError::new(
+            "format_unknown",
+            format!("the data directory has format {found:?}; this version reads \"millstream 1\""),
+        ));
+    }
+    let foreign = has(WAL_DIR).or_else(|| has(CATALOG_FILE));
+    if let (Some(foreign), None) = (foreign, has(FORMAT_FILE_NEW)) {
         return Err(EngineError::new(
             "format_missing",
             format!(
@@ -158,15 +163,34 @@ fn check_format(disk: &dyn Disk) -> Result<bool, EngineError> {
             ),
         ));
     }
-    disk.create_dir_all(WAL_DIR).map_err(io_error)?;
-    let file = disk
-        .open(FORMAT_FILE, OpenMode::CreateOrOpen)
-        .map_err(io_error)?;
-    write_all_at(&*file, FORMAT, 0)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| disk.sync_dir(""))
-        .map_err(io_error)?;
+    begin_directory(disk, has(CATALOG_FILE).is_some()).map_err(io_error)?;
     Ok(true)
+}
+
+/// Writes the mark of a directory that is being made, then removes what an earlier attempt may have left.
+fn begin_directory(disk: &dyn Disk, has_catalog: bool) -> std::io::Result<()> {
+    let file = disk.open(FORMAT_FILE_NEW, OpenMode::CreateOrOpen)?;
+    file.set_len(0)?;
+    write_all_at(&*file, FORMAT, 0)?;
+    file.sync_all()?;
+    // Before anything else has a name: what follows is recognised by this one.
+    disk.sync_dir("")?;
+    disk.create_dir_all(WAL_DIR)?;
+    for entry in disk.list(WAL_DIR)? {
+        disk.remove(&format!("{WAL_DIR}/{}", entry.name))?;
+    }
+    if has_catalog {
+        disk.remove(CATALOG_FILE)?;
+    }
+    disk.sync_dir(WAL_DIR)?;
+    disk.sync_dir("")
+}
+
+/// The first start is through: from here on log and catalog must both be there.
+fn finish_directory(disk: &dyn Disk) -> Result<(), EngineError> {
+    disk.rename(FORMAT_FILE_NEW, FORMAT_FILE)
+        .and_then(|()| disk.sync_dir(""))
+        .map_err(|error| EngineError::io("format file", error))
 }
 
 fn log_files(disk: &dyn Disk) -> Result<Vec<u64>, EngineError> {
@@ -179,10 +203,7 @@ fn log_files(disk: &dyn Disk) -> Result<Vec<u64>, EngineError> {
     for entry in entries {
         match generation_of(&entry.name) {
             Some(generation) => generations.push(generation),
-            None => eprintln!(
-                "millstream: ignoring foreign file {}/{}",
-                WAL_DIR, entry.name
-            ),
+            None => report!("ignoring foreign file {}/{}", WAL_DIR, entry.name),
         }
     }
     generations.sort_unstable();
@@ -296,11 +317,11 @@ impl Scan {
             let Some(first) = self.files[number].first_sequence else {
                 continue;
             };
-            // Frames that a later start copied into its own file count there.
             let later = self.files[number + 1..]
                 .iter()
                 .filter_map(|file| file.first_sequence)
                 .min();
+            self.skip_freed(first);
             if first > self.next_sequence {
                 let name = &self.files[number].name;
                 return Err(corrupt(
@@ -312,8 +333,9 @@ impl Scan {
                     ),
                 ));
             }
-            let stopped_at = self.run_file(number, later.unwrap_or(u64::MAX), replay, progress)?;
+            let stopped_at = self.run_file(number, replay, progress)?;
             self.files[number].last_sequence = self.next_sequence - 1;
+            self.skip_freed(later.unwrap_or(0));
             if let Some(later) = later.filter(|later| self.next_sequence < *later) {
                 let name = &self.files[number].name;
                 return Err(corrupt(
@@ -343,11 +365,18 @@ impl Scan {
         Ok(())
     }
 
-    /// Replays one file up to (not including) sequence `limit`. Returns the byte where it stopped.
+    /// Nothing up to the checkpoint is needed: of files freed before a power cut some may be back and others not.
+    fn skip_freed(&mut self, next: u64) {
+        if next <= self.checkpoint + 1 {
+            self.next_sequence = self.next_sequence.max(next);
+        }
+    }
+
+    /// Replays one file as far as it is whole; what an older file had already is skipped. A start that was cut off
+    /// may have left only a part of its copies, so the older file counts. Returns the byte where it stopped.
     fn run_file(
         &mut self,
         number: usize,
-        limit: u64,
         replay: &mut Replay<'_>,
         progress: &mut dyn FnMut(&str),
     ) -> Result<u64, EngineError> {
@@ -383,7 +412,7 @@ impl Scan {
                 .map_err(io_error)?;
             let batch = whole_groups(bytes, generation, &header);
             for (frame, raw) in &batch.frames {
-                if frame.sequence >= self.next_sequence && frame.sequence < limit {
+                if frame.sequence >= self.next_sequence {
                     if frame.sequence > self.checkpoint {
                         replay.apply(frame)?;
                         if replay.frames.is_multiple_of(PROGRESS_EVERY_FRAMES) {
@@ -566,7 +595,8 @@ fn begin_new_file(
         }
         batch.extend_from_slice(raw);
         frames += 1;
-        if batch.len() > BATCH_MAX_BYTES {
+        // A group stays in one batch: recovery takes it whole or not at all.
+        if batch.len() > BATCH_MAX_BYTES && raw[9] & FLAG_MORE == 0 {
             writer.write(&mut batch, first, frames).map_err(io_error)?;
             frames = 0;
         }

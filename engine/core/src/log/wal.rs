@@ -73,10 +73,11 @@ fn write_zeros(file: &dyn DiskFile, generation: u64, capacity: u64) -> io::Resul
 pub fn prepare_recycled(disk: &dyn Disk, old: &WalFile, generation: u64) -> io::Result<WalFile> {
     let name = file_name(generation);
     disk.rename(&file_name(old.generation), &name)?;
+    // The new name first: an old name with a new header would look like damage.
+    disk.sync_dir(WAL_DIR)?;
     let file = disk.open(&name, OpenMode::ReadWrite)?;
     write_all_at(&*file, &file_header(generation), 0)?;
     file.sync_all()?;
-    disk.sync_dir(WAL_DIR)?;
     Ok(WalFile {
         generation,
         file,

@@ -38,7 +38,7 @@ impl Reactor {
                 &request,
                 body,
                 Ok(records),
-                self.now_ms,
+                self.wall_ms,
                 &mut self.write_scratch,
             );
         }
@@ -50,7 +50,7 @@ impl Reactor {
             &request,
             &self.wire,
             records,
-            self.now_ms,
+            self.wall_ms,
             &mut self.write_scratch,
         );
         if self.wire.capacity() > 1 << 20 {

@@ -60,6 +60,9 @@ pub struct Conn {
     /// Bytes counted against the global bound for bodies under way.
     pub reserved: u64,
     pub continued: bool,
+    /// When the body under way began to arrive, and when the front request began to wait; 0 = neither.
+    pub body_since_ms: u64,
+    pub waiting_since_ms: u64,
     pub output: Vec<u8>,
     pub sent: usize,
     gates: VecDeque<Gate>,
@@ -94,6 +97,8 @@ impl Conn {
             needed: 0,
             reserved: 0,
             continued: false,
+            body_since_ms: 0,
+            waiting_since_ms: 0,
             output: Vec::new(),
             sent: 0,
             gates: VecDeque::new(),

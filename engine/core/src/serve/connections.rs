@@ -158,7 +158,7 @@ impl Reactor {
         } else {
             libc::EPOLLRDHUP as u32
         };
-        if reading {
+        if reading && !conn.half_closed {
             interest |= libc::EPOLLIN as u32;
         }
         if conn.blocked {
@@ -226,12 +226,15 @@ impl Reactor {
     }
 
     fn end_of_input(&mut self, conn: &mut Conn) {
-        let unfinished = conn.gate_count() > 0 || conn.unsent() > 0;
-        if unfinished && matches!(conn.phase, Phase::Request) {
-            // A half-closed client still gets its answers.
-            self.begin_close(conn);
-        } else {
+        let owed = conn.gate_count() > 0 || conn.unsent() > 0;
+        if !owed || matches!(conn.phase, Phase::LongPoll(_) | Phase::Sse(_)) {
             conn.dead = true;
+            return;
+        }
+        // A half-closed client still gets its answers.
+        conn.half_closed = true;
+        if matches!(conn.phase, Phase::Request) {
+            self.begin_close(conn);
         }
     }
 }

@@ -33,7 +33,7 @@ impl Reactor {
             None => None,
         };
         let request = parse_create(head, source_path.as_deref()).map_err(Undone::refused)?;
-        self.engine.create(path, &request, body, self.now_ms)
+        self.engine.create(path, &request, body, self.wall_ms)
     }
 
     fn render_created(&self, conn: &mut Conn, head: &Head<'_>, created: &Created) {
@@ -81,7 +81,7 @@ impl Reactor {
     pub fn delete(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Flow {
         let deleted = self.engine.find(path).and_then(|found| {
             let stream = found.ok_or_else(Engine::missing)?;
-            self.engine.delete(&stream, self.now_ms)
+            self.engine.delete(&stream, self.wall_ms)
         });
         match deleted {
             Ok(gate) => {

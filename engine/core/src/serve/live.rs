@@ -7,6 +7,7 @@
 //! - `I-LIVE-1` Every data event is followed by its control event in the same frame.
 //! - `I-LIVE-2` A reader registers under the stream's lock and looks again: no publication is missed.
 
+use crate::report;
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
@@ -20,8 +21,8 @@ use crate::serve::read::{ReadPlan, Window};
 use crate::serve::respond::{self, Reply};
 use crate::shard::read::read_failed;
 use crate::stream::handle::Stream;
-use crate::stream::offsets::Gap;
-use crate::stream::state::Life;
+use crate::stream::offsets::{self, Gap};
+use crate::stream::state::{Life, StreamState};
 
 const CURSOR_EPOCH_MS: u64 = 1_728_432_000_000;
 const CURSOR_INTERVAL_MS: u64 = 20_000;
@@ -62,7 +63,7 @@ pub struct SharedFrame {
 impl Reactor {
     /// The cursor a response carries: the current interval, or beyond what the client already has.
     fn cursor_for(&self, client: Option<u64>) -> u64 {
-        let current = self.now_ms.saturating_sub(CURSOR_EPOCH_MS) / CURSOR_INTERVAL_MS;
+        let current = self.wall_ms.saturating_sub(CURSOR_EPOCH_MS) / CURSOR_INTERVAL_MS;
         match client {
             Some(client) if client >= current => {
                 let jitter_seconds = 1 + self.engine.doors.random.next_u64() % 3600;
@@ -156,8 +157,15 @@ impl Reactor {
             let idle = state.visible.tail <= poll.position
                 && !state.visible.closed
                 && state.life == Life::Live;
-            if idle && !timed_out && !self.stopping {
+            let pending = self.delete_is_pending(&state);
+            if pending || (idle && !timed_out && !self.stopping) {
                 drop(state);
+                // A delete on its way to the log decides the answer; its commit wakes this reader.
+                conn.deadline_ms = if pending {
+                    self.now_ms + 1000
+                } else {
+                    poll.expires_ms
+                };
                 conn.phase = Phase::LongPoll(poll);
                 return;
             }
@@ -239,6 +247,11 @@ impl Reactor {
         Ok(Flow::Done)
     }
 
+    /// A delete that is staged but not synced: nobody may be told yet.
+    fn delete_is_pending(&self, state: &StreamState) -> bool {
+        state.life != Life::Live && state.control_sequence > self.engine.shard.synced()
+    }
+
     /// Gives the subscriber its next frame if it has room for one and there is something to say.
     pub fn pump_sse(&mut self, conn: &mut Conn) {
         let unsent = conn.unsent() > 0;
@@ -250,6 +263,12 @@ impl Reactor {
         }
         let (visible, life) = {
             let state = sse.stream.lock();
+            if self.delete_is_pending(&state) {
+                return;
+            }
+            if sse.started && sse.gap.is_none() && sse.position < state.visible.tail {
+                sse.gap = offsets::gap_at(&state, sse.position);
+            }
             (state.visible, state.life)
         };
         if life != Life::Live {
@@ -258,7 +277,7 @@ impl Reactor {
         if sse.started && sse.position >= visible.tail && !visible.closed {
             return;
         }
-        let current = self.now_ms.saturating_sub(CURSOR_EPOCH_MS) / CURSOR_INTERVAL_MS;
+        let current = self.wall_ms.saturating_sub(CURSOR_EPOCH_MS) / CURSOR_INTERVAL_MS;
         sse.cursor = sse.cursor.filter(|ahead| *ahead > current);
         let private = !sse.started || sse.gap.is_some() || sse.cursor.is_some() || !sse.chunked;
         let (stream, position, gap) = (Arc::clone(&sse.stream), sse.position, sse.gap.take());
@@ -289,7 +308,7 @@ impl Reactor {
                 }
                 Err(refusal) => {
                     // The response has begun: only a broken connection can say that it is not whole.
-                    eprintln!("millstream: SSE reader dropped: {}", refusal.sentence());
+                    report!("SSE reader dropped: {}", refusal.sentence());
                     conn.dead = true;
                     return;
                 }

@@ -1,6 +1,7 @@
 //! Sending: buffers, bodies by pieces, shared frames. Nothing here blocks; what does not fit waits for the
 //! socket, holding a position and not bytes.
 
+use crate::report;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -70,6 +71,7 @@ impl Reactor {
                         conn.write_shut = true;
                         sys::shutdown_write(conn.descriptor());
                     }
+                    conn.dead |= conn.half_closed;
                     return;
                 }
                 _ => return,
@@ -123,7 +125,7 @@ impl Reactor {
             match moved {
                 Ok((0, _)) => {
                     self.engine.metrics.read_errors.add(1);
-                    eprintln!("millstream: a body came up short at {}", sending.position);
+                    report!("a body came up short at {}", sending.position);
                     return Sent::Dead;
                 }
                 Ok((sent, wanted)) => {
@@ -137,7 +139,7 @@ impl Reactor {
                 Err(error) => {
                     if error.raw_os_error().is_none() {
                         self.engine.metrics.read_errors.add(1);
-                        eprintln!("millstream: a body could not be read: {error}");
+                        report!("a body could not be read: {error}");
                     }
                     return Sent::Dead;
                 }

@@ -4,7 +4,6 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 
 use crate::error::ErrorCode;
 use crate::limits::{PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS};
@@ -48,6 +47,7 @@ struct Upstream {
     response: Vec<u8>,
     cors: bool,
     head_only: bool,
+    deadline_ms: u64,
 }
 
 impl Upstreams {
@@ -122,13 +122,13 @@ impl Reactor {
                 self.upstreams.entries.len() - 1
             }
         };
-        let stream = UnixStream::connect(path)?;
-        stream.set_nonblocking(true)?;
+        let socket = sys::connect_unix(&path)?;
         let generation = self.upstreams.next_generation & 0xff_ffff;
         self.upstreams.next_generation += 1;
         let token = (KIND_UPSTREAM << 56) | generation << 32 | index as u64;
         let upstream = Upstream {
-            socket: stream.into(),
+            socket,
+            deadline_ms: self.now_ms + PROXY_TIMEOUT_MS,
             token,
             conn,
             request: render_request(head, body),
@@ -177,6 +177,10 @@ impl Reactor {
                     }
                 }
                 Err(error) if sys::would_block(&error) => break,
+                // It answers without having read everything; the answer is what counts.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    upstream.sent = upstream.request.len();
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -238,9 +242,16 @@ impl Reactor {
     }
 
     pub fn upstream_timeout(&mut self, token: u64) {
-        if let Some(upstream) = self.upstreams.take(token) {
-            self.deliver_refusal(&upstream, ErrorCode::ControlTimeout.into());
+        let Some(upstream) = self.upstreams.take(token) else {
+            return;
+        };
+        if self.now_ms < upstream.deadline_ms {
+            // The wheel looks early at what lies farther ahead than one turn.
+            self.arm_upstream(token, upstream.deadline_ms);
+            self.upstreams.put(upstream);
+            return;
         }
+        self.deliver_refusal(&upstream, ErrorCode::ControlTimeout.into());
     }
 
     /// The client has left: its request is not waited for any more.
@@ -333,7 +344,7 @@ fn render_response(out: &mut Vec<u8>, response: &[u8], reply: &Reply<'_>) -> Opt
         respond::number_header(out, "Content-Length", named as u64);
     }
     out.extend_from_slice(b"\r\n");
-    if !reply.head_only {
+    if !reply.head_only && status != 204 && status != 304 {
         out.extend_from_slice(body);
     }
     Some(())

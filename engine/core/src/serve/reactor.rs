@@ -3,6 +3,7 @@
 //! A round: take events, answer requests into output buffers, commit (itself, or by waking the commit thread),
 //! open gates, wake live readers, send. Acknowledgements leave before fan-out begins.
 
+use crate::report;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -52,7 +53,10 @@ pub struct Reactor {
     pub free: Vec<usize>,
     pub next_generation: u64,
     pub wheel: Wheel,
+    /// For timers: never steps.
     pub now_ms: u64,
+    /// For streams and dates.
+    pub wall_ms: u64,
     pub date: String,
     pub date_second: u64,
     pub stopping: bool,
@@ -87,7 +91,8 @@ impl Reactor {
             libc::EPOLLIN as u32,
             KIND_MAILBOX << KIND_SHIFT,
         )?;
-        let now_ms = engine.now_ms();
+        let now_ms = engine.doors.clock.monotonic_us() / 1000;
+        let wall_ms = engine.now_ms();
         Ok(Reactor {
             number,
             epoll,
@@ -99,8 +104,9 @@ impl Reactor {
             next_generation: 1,
             wheel: Wheel::new(now_ms),
             now_ms,
-            date: http_date(now_ms),
-            date_second: now_ms / 1000,
+            wall_ms,
+            date: http_date(wall_ms),
+            date_second: wall_ms / 1000,
             stopping: false,
             stop_deadline_ms: u64::MAX,
             receive: vec![0; RECEIVE_BYTES],
@@ -138,10 +144,13 @@ impl Reactor {
             self.read_clock();
             self.resume_accepting();
             self.handle_events(&events[..count]);
-            self.gather_and_commit(&mut events)?;
-            self.settle();
+            self.commit_and_settle(&mut events)?;
             self.run_timers();
             self.flush_all();
+            if self.has_staged() {
+                // Sending has let in more; nobody sleeps on it.
+                self.engine.shard.kick();
+            }
             if self.stopping && self.may_stop() {
                 self.close_everything();
                 return Ok(());
@@ -158,8 +167,7 @@ impl Reactor {
             .parked
             .front()
             .is_some_and(|(sequence, _)| *sequence <= shard.synced());
-        if reached || (!self.parked.is_empty() && self.has_staged()) || !self.flush_list.is_empty()
-        {
+        if reached || !self.flush_list.is_empty() {
             0
         } else if self.stopping {
             10
@@ -169,10 +177,11 @@ impl Reactor {
     }
 
     fn read_clock(&mut self) {
-        self.now_ms = self.engine.now_ms();
-        if self.now_ms / 1000 != self.date_second {
-            self.date_second = self.now_ms / 1000;
-            self.date = http_date(self.now_ms);
+        self.now_ms = self.engine.doors.clock.monotonic_us() / 1000;
+        self.wall_ms = self.engine.now_ms();
+        if self.wall_ms / 1000 != self.date_second {
+            self.date_second = self.wall_ms / 1000;
+            self.date = http_date(self.wall_ms);
         }
         if !self.stopping
             && self
@@ -194,6 +203,18 @@ impl Reactor {
                 _ => self.connection_event(token, ready),
             }
         }
+    }
+
+    /// A commit may let waiting requests go on, which stage more: a few times over, then the next round.
+    fn commit_and_settle(&mut self, events: &mut [libc::epoll_event]) -> std::io::Result<()> {
+        for _ in 0..GATHER_ROUNDS {
+            self.gather_and_commit(events)?;
+            self.settle();
+            if !self.has_staged() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Commits what was staged: by itself when that is cheapest for everybody, else by the commit thread.
@@ -295,6 +316,7 @@ impl Reactor {
     fn fail_parked(&mut self) {
         for (_, token) in std::mem::take(&mut self.parked) {
             if let Some(mut conn) = self.take(token) {
+                conn.open_gates(self.engine.shard.synced());
                 if conn.drop_gated() {
                     conn.keep_alive = false;
                     let reply = Reply {
@@ -343,8 +365,12 @@ impl Reactor {
             if token >> KIND_SHIFT == KIND_UPSTREAM {
                 self.upstream_timeout(token);
             } else if let Some(mut conn) = self.take(token) {
-                conn.armed_ms = u64::MAX;
-                if self.now_ms >= conn.deadline_ms {
+                // Another entry will come for it later; this one is from an earlier deadline.
+                let current = self.now_ms >= conn.armed_ms;
+                if current {
+                    conn.armed_ms = u64::MAX;
+                }
+                if current && self.now_ms >= conn.deadline_ms {
                     self.deadline(&mut conn);
                 }
                 self.put_back(conn);
@@ -364,6 +390,7 @@ impl Reactor {
             Phase::Waiting(_) | Phase::Request if conn.blocked => self.give_up(conn),
             // The log or the control plane is slow, not the client.
             Phase::Waiting(_) | Phase::Proxied => conn.deadline_ms = self.now_ms + 1000,
+            Phase::Closing if conn.gate_count() > 0 => conn.deadline_ms = self.now_ms + 1000,
             Phase::Closing => conn.dead = true,
             Phase::Sending(_) => self.give_up(conn),
             Phase::Request | Phase::Chunked(_) if conn.gate_count() > 0 => {
@@ -389,7 +416,7 @@ impl Reactor {
         if std::mem::take(&mut self.listening)
             && let Err(error) = self.epoll.remove(self.listener.descriptor())
         {
-            eprintln!("millstream: the listening socket could not be left alone: {error}");
+            report!("the listening socket could not be left alone: {error}");
         }
         let tokens: Vec<u64> = self
             .connections

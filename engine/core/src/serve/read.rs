@@ -51,12 +51,13 @@ impl Reactor {
         let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
         let query = {
             let mut state = stream.lock();
-            self.engine.check_life(&stream, &mut state, self.now_ms)?;
+            self.engine.check_life(&stream, &mut state, self.wall_ms)?;
             if state.control_sequence > self.engine.shard.synced() {
                 return Err(Undone::Wait);
             }
             let query = read_query(head.query).map_err(Undone::refused)?;
-            self.engine.renew_for_read(&stream, &mut state, self.now_ms);
+            self.engine
+                .renew_for_read(&stream, &mut state, self.wall_ms);
             query
         };
         let plan = self.plan_read(&stream, &query).map_err(Undone::refused)?;
@@ -333,7 +334,7 @@ impl Reactor {
     fn try_head(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Result<(), Undone> {
         let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
         let mut state = stream.lock();
-        self.engine.check_life(&stream, &mut state, self.now_ms)?;
+        self.engine.check_life(&stream, &mut state, self.wall_ms)?;
         if state.control_sequence > self.engine.shard.synced() {
             return Err(Undone::Wait);
         }

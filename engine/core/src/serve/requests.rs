@@ -12,6 +12,10 @@ use crate::shard::engine::Undone;
 
 /// Bodies above this count against the global bound while they arrive.
 const BODY_RESERVE_BYTES: usize = 64 * 1024;
+/// Slower bodies run out of time.
+const BODY_MIN_BYTES_PER_MS: u64 = 64;
+/// A request that the log keeps waiting for longer is refused.
+const WAIT_MAX_MS: u64 = 30_000;
 
 impl Reactor {
     /// Handles what is there: straight from the receive buffer where nothing is kept, else from the input.
@@ -31,7 +35,7 @@ impl Reactor {
 
     pub fn work_on_input(&mut self, conn: &mut Conn) {
         if conn.needed > conn.input.len() {
-            conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+            conn.deadline_ms = self.body_deadline(conn, conn.input.len());
             return;
         }
         let input = std::mem::take(&mut conn.input);
@@ -46,6 +50,9 @@ impl Reactor {
 
     /// Looks again at a connection whose front request had to wait.
     pub fn resume(&mut self, conn: &mut Conn) {
+        if !matches!(conn.phase, Phase::Waiting(_)) {
+            return;
+        }
         let Phase::Waiting(kept) = std::mem::replace(&mut conn.phase, Phase::Request) else {
             return;
         };
@@ -135,7 +142,7 @@ impl Reactor {
                     complete: false,
                 };
                 conn.phase = Phase::Chunked(Box::new(body));
-                conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+                conn.deadline_ms = self.body_deadline(conn, 0);
                 Some(head.head_len)
             }
         }
@@ -167,7 +174,7 @@ impl Reactor {
         }
         self.offer_continue(conn, head);
         conn.needed = total;
-        conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+        conn.deadline_ms = self.body_deadline(conn, 0);
         None
     }
 
@@ -210,7 +217,7 @@ impl Reactor {
             }
         }
         if !chunked.complete {
-            conn.deadline_ms = self.now_ms + self.engine.config.body_timeout_ms;
+            conn.deadline_ms = self.body_deadline(conn, chunked.body.len());
             conn.phase = Phase::Chunked(chunked);
             return None;
         }
@@ -236,8 +243,13 @@ impl Reactor {
             self.wait_for_commit(conn, None);
             return false;
         }
-        conn.keep_alive = head.keep_alive && !self.stopping;
+        // HTTP/1.0 clients expect to be told about keep-alive; closing says the same to all of them.
+        conn.keep_alive = head.keep_alive && head.minor_version > 0 && !self.stopping;
         match self.dispatch(conn, head, body) {
+            Flow::Wait if self.waited_too_long(conn) => {
+                let refusal = Refusal::with(ErrorCode::ServerBusy, "The log does not get on.");
+                self.answer_undone(conn, head, Undone::refused(refusal));
+            }
             Flow::Wait => {
                 self.wait_for_commit(conn, None);
                 return false;
@@ -247,11 +259,32 @@ impl Reactor {
         self.engine.metrics.requests.add(1);
         self.release_body(conn);
         conn.needed = 0;
+        conn.waiting_since_ms = 0;
+        conn.body_since_ms = 0;
         conn.continued = false;
         if !conn.keep_alive && matches!(conn.phase, Phase::Request) {
             self.begin_close(conn);
         }
         true
+    }
+
+    /// Waiting has an end: the log has failed, or nothing has moved for long.
+    fn waited_too_long(&self, conn: &mut Conn) -> bool {
+        if conn.waiting_since_ms == 0 {
+            conn.waiting_since_ms = self.now_ms;
+        }
+        self.engine.shard.failed() || self.now_ms - conn.waiting_since_ms > WAIT_MAX_MS
+    }
+
+    /// When a body must be there: a fixed time, and more for every byte that has come. Counted from its start,
+    /// so that a drip of bytes does not stretch it.
+    fn body_deadline(&self, conn: &mut Conn, received: usize) -> u64 {
+        if conn.body_since_ms == 0 {
+            conn.body_since_ms = self.now_ms;
+        }
+        conn.body_since_ms
+            + self.engine.config.body_timeout_ms
+            + received as u64 / BODY_MIN_BYTES_PER_MS
     }
 
     /// Enough is under way for this connection; its next request waits until some of it has left.

@@ -1,5 +1,6 @@
 //! The whole server: lock, bind, recover, then listen; and the way down again.
 
+use crate::report;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -83,7 +84,7 @@ impl Server {
             .map_err(failed)?;
             threads.reactors.push(spawn("reactor", move || {
                 if let Err(error) = reactor.run() {
-                    eprintln!("millstream: a reactor ended: {error}");
+                    report!("a reactor ended: {error}");
                 }
             })?);
         }
@@ -108,6 +109,7 @@ impl Server {
         if let Some(thread) = threads.maintenance.take() {
             join(thread, "maintenance");
         }
+        self.engine.purge_requested();
         let small = self.engine.metrics.hot_bytes.get() <= STOP_CHECKPOINT_BYTES
             && self.engine.directory.dirty_count() <= 20_000;
         let checkpointed = small
@@ -117,8 +119,8 @@ impl Server {
             .saturating_duration_since(Instant::now())
             .max(Duration::from_millis(200));
         if !self.engine.write_clean_mark(left) {
-            eprintln!(
-                "millstream: the clean mark could not be written; the next start recovers as after a crash"
+            report!(
+                "the clean mark could not be written; the next start recovers as after a crash"
             );
         }
         self.engine.shard.stop_thread();
@@ -140,12 +142,25 @@ fn connections_possible() -> usize {
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
     std::thread::Builder::new()
         .name(format!("millstream-{name}"))
-        .spawn(work)
+        .spawn(move || {
+            // A server without one of its threads would listen and not answer: better to end and recover.
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+                report!("a thread has panicked; the process ends so that a restart recovers");
+                std::process::abort();
+            }
+        })
         .map_err(|error| EngineError::io("thread", error))
+}
+
+/// Threads must not outlive the lock on the directory.
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop(Duration::from_millis(1500));
+    }
 }
 
 fn join(thread: JoinHandle<()>, name: &str) {
     if thread.join().is_err() {
-        eprintln!("millstream: the {name} thread had panicked");
+        report!("the {name} thread had panicked");
     }
 }

@@ -67,6 +67,34 @@ impl Epoll {
     }
 }
 
+/// Connects to a unix socket without waiting: a full backlog is an error.
+pub fn connect_unix(path: &str) -> io::Result<OwnedFd> {
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    if path.len() >= address.sun_path.len() {
+        return Err(io::Error::other("the socket's path is too long"));
+    }
+    for (slot, byte) in address.sun_path.iter_mut().zip(path.bytes()) {
+        *slot = byte as libc::c_char;
+    }
+    let flags = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers; the result is checked before it is owned.
+    let descriptor = unsafe { libc::socket(libc::AF_UNIX, flags, 0) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let size = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: a live sockaddr_un with its size, zero-terminated because the path is shorter than its field.
+    if unsafe { libc::connect(descriptor, (&raw const address).cast(), size) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(socket)
+}
+
 /// Receives into `buffer` without blocking.
 pub fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: writes at most `buffer.len()` bytes into the live slice.

@@ -10,6 +10,7 @@
 //! - `I-COMMIT-3` After a failed or short write or sync nothing is written any more and no sync is tried
 //!   again: a second sync would prove nothing.
 
+use crate::report;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -309,7 +310,7 @@ impl Shard {
     pub fn fail(&self, error: &str) {
         self.failed.store(true, Ordering::Release);
         self.metrics.wal_failed.set(1);
-        eprintln!("millstream: the log failed and takes no more writes until a restart: {error}");
+        report!("the log failed and takes no more writes until a restart: {error}");
         self.ring_all();
     }
 

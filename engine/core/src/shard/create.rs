@@ -54,6 +54,11 @@ impl Engine {
             }
             match state.life {
                 Life::Live => return self.answer_existing(stream, &state, request),
+                Life::SoftDeleted if state.fork_count == 0 => {
+                    drop(state);
+                    self.purge_unneeded(stream.id, now_ms);
+                    return Err(Undone::Wait);
+                }
                 Life::SoftDeleted => {
                     let gate = self.reveal_gate(&state);
                     let refusal = Refusal::with(
@@ -150,6 +155,9 @@ impl Engine {
         } else {
             wire.extend_from_slice(body);
             records += 1;
+        }
+        if wire.len() > self.config.append_max_bytes + 1 {
+            return Err(Undone::refused(ErrorCode::PayloadTooLarge));
         }
         Ok((wire, records))
     }
@@ -303,8 +311,8 @@ impl Engine {
             Err(reason) => {
                 // Nothing was staged: the stream never was.
                 state.life = Life::Gone;
-                drop(state);
                 self.directory.withdraw(&stream, replaced);
+                drop(state);
                 return Err(reason.into());
             }
         };
@@ -313,6 +321,7 @@ impl Engine {
             source.applied_sequence = sequence;
         }
         state.applied_sequence = sequence;
+        state.reveal_sequence = sequence;
         state.control_sequence = sequence;
         if !wire.is_empty() {
             state.push_bytes(&wire, records);

@@ -2,6 +2,7 @@
 //!
 //! `serve` calls it from reactor threads, the Python handle from blocking callers, simulation directly.
 
+use crate::report;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -72,7 +73,7 @@ impl From<NotStaged> for Undone {
 
 impl From<CatalogError> for Undone {
     fn from(error: CatalogError) -> Undone {
-        eprintln!("millstream: catalog: {error}");
+        report!("catalog: {error}");
         Undone::refused(Refusal::with(
             ErrorCode::Internal,
             "The catalog could not be read.",
@@ -130,7 +131,7 @@ impl Engine {
     /// Commit number that a reply revealing this state must wait for; 0 = none.
     pub fn reveal_gate(&self, state: &StreamState) -> u64 {
         let sequence = if state.class.waits_for_sync() {
-            state.applied_sequence
+            state.reveal_sequence
         } else {
             state.control_sequence
         };

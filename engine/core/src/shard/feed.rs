@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -15,8 +15,9 @@ use crate::stream::handle::Stream;
 
 #[derive(Default)]
 pub struct Feed {
-    /// 0 = nobody watches.
+    /// Grows with every set of globs: answers kept for an older set do not count.
     version: AtomicU64,
+    active: AtomicBool,
     globs: RwLock<Vec<Glob>>,
     changed: Mutex<Changed>,
     delivered: Condvar,
@@ -31,19 +32,15 @@ struct Changed {
 
 impl Feed {
     pub fn is_active(&self) -> bool {
-        self.version.load(Ordering::Acquire) != 0
+        self.active.load(Ordering::Acquire)
     }
 
     /// Replaces the watched globs.
     pub fn watch(&self, patterns: &[String]) {
         let mut globs = self.globs.write();
         *globs = patterns.iter().map(|pattern| Glob::new(pattern)).collect();
-        let version = if globs.is_empty() {
-            0
-        } else {
-            self.version.load(Ordering::Relaxed).max(1) + 1
-        };
-        self.version.store(version, Ordering::Release);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.active.store(!globs.is_empty(), Ordering::Release);
     }
 
     /// Notes a changed stream if a glob matches it.

@@ -186,6 +186,9 @@ impl Engine {
             };
             (position, state.visible)
         };
+        if !self.is_boundary(&stream, position).map_err(read_failed)? {
+            return Err(ErrorCode::OffsetInvalid.into());
+        }
         let end = self
             .window_end(&stream, position, max_bytes, visible.tail)
             .map_err(read_failed)?;

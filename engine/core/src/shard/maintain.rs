@@ -1,6 +1,7 @@
 //! Maintenance: log files are prepared ahead, checkpoints written, expired streams swept, idle ones evicted.
 //! One thread, woken by need or by the clock; nothing here is on the way of a request.
 
+use crate::report;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,10 +14,14 @@ use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
 use crate::model::StreamId;
 use crate::shard::commit::RetainedFile;
 use crate::shard::engine::Engine;
+use crate::stream::snapshot;
+use crate::stream::state::Life;
 
 const WAIT_SYNCED: Duration = Duration::from_secs(60);
 /// Disk space that the log leaves to checkpoints and to others.
 const DISK_MARGIN_BYTES: u64 = 4 << 20;
+/// What a catalog transaction may need beside the bytes themselves.
+const CHECKPOINT_SPACE_BYTES: u64 = 2 << 20;
 /// With this much in the log and nobody writing, a checkpoint is made: it frees memory and shortens a restart.
 const QUIET_CHECKPOINT_BYTES: u64 = 1 << 20;
 const QUIET_US: u64 = 2_000_000;
@@ -62,12 +67,12 @@ impl Maintenance {
     }
 
     /// Sleeps until somebody wants something or the time is up. Returns `false` when it is time to stop.
-    fn wait(&self, timeout: Duration) -> (bool, Vec<StreamId>) {
+    fn wait(&self, timeout: Duration) -> bool {
         let mut wishes = self.wishes.lock();
         if !wishes.stop && !self.checkpoint_wanted.load(Ordering::Acquire) {
             self.changed.wait_for(&mut wishes, timeout);
         }
-        (!wishes.stop, std::mem::take(&mut wishes.purges))
+        !wishes.stop
     }
 }
 
@@ -98,14 +103,11 @@ impl Engine {
         let mut quiet = Quiet::default();
         self.prepare_spares();
         loop {
-            let (go_on, purges) = self.maintenance.wait(Duration::from_millis(20));
-            if !go_on {
+            if !self.maintenance.wait(Duration::from_millis(20)) {
                 return;
             }
             let now_ms = self.now_ms();
-            purges
-                .into_iter()
-                .for_each(|stream| self.purge_unneeded(stream, now_ms));
+            self.purge_requested();
             self.prepare_spares();
             let retained = self.metrics.wal_retained_bytes.get();
             if retained >= QUIET_CHECKPOINT_BYTES
@@ -128,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// Purges what was asked for since the last look: one step of the loop, for those who run without it.
+    /// Purges what was asked for since the last look.
     pub fn purge_requested(&self) {
         let purges = std::mem::take(&mut self.maintenance.wishes.lock().purges);
         let now_ms = self.now_ms();
@@ -146,7 +148,7 @@ impl Engine {
                     .fail(&format!("the catalog could not be written: {error}"));
                 return;
             }
-            eprintln!("millstream: checkpoint failed, will be tried again: {error}");
+            report!("checkpoint failed, will be tried again: {error}");
             // Nothing gets better by hurrying.
             std::thread::sleep(Duration::from_millis(500));
         }
@@ -158,6 +160,8 @@ impl Engine {
         self.maintenance
             .checkpoint_wanted
             .store(false, Ordering::Release);
+        self.check_checkpoint_space()
+            .map_err(CheckpointError::Disk)?;
         let before_us = self.doors.clock.monotonic_us();
         let retained_before = self.metrics.wal_retained_bytes.get();
         let staged = self.shard.staged();
@@ -176,12 +180,24 @@ impl Engine {
         self.metrics.wal_retained_bytes.sub(retained_before);
         self.free_log(staged);
         if let Err(error) = self.tidy_packs() {
-            eprintln!("millstream: packs could not be tidied: {error}");
+            report!("packs could not be tidied: {error}");
         }
         self.metrics.checkpoints.add(1);
         self.metrics
             .checkpoint_us
             .add(self.doors.clock.monotonic_us().saturating_sub(before_us));
+        Ok(())
+    }
+
+    /// A catalog transaction that runs out of space cannot be taken back, so it is not begun without.
+    fn check_checkpoint_space(&self) -> std::io::Result<()> {
+        let need = self.metrics.hot_bytes.get() + CHECKPOINT_SPACE_BYTES;
+        let free = self.doors.disk.free_bytes()?;
+        if free < need {
+            return Err(std::io::Error::other(format!(
+                "{free} bytes are free, a checkpoint needs {need}"
+            )));
+        }
         Ok(())
     }
 
@@ -197,8 +213,8 @@ impl Engine {
         };
         for file in freed {
             if let Err(error) = self.free_file(&file.file) {
-                eprintln!(
-                    "millstream: could not free {}: {error}",
+                report!(
+                    "could not free {}: {error}",
                     file_name(file.file.generation)
                 );
             }
@@ -272,8 +288,8 @@ impl Engine {
         if let Ok(mut open) = self.shard.open()
             && !std::mem::replace(&mut open.storage_full, true)
         {
-            eprintln!(
-                "millstream: no room for the next log file, appends are refused when this one is full: {error}"
+            report!(
+                "no room for the next log file, appends are refused when this one is full: {error}"
             );
         }
         self.metrics.wal_full.set(1);
@@ -324,7 +340,7 @@ impl Engine {
     }
 
     /// Walks the catalog once after a start, a page at a time, so that untouched streams expire too.
-    fn load_expiring(&self, cursor: &mut Option<Vec<u8>>) {
+    pub fn load_expiring(&self, cursor: &mut Option<Vec<u8>>) {
         let Some(after) = cursor.take() else { return };
         let mut last = None;
         let mut expiring = Vec::new();
@@ -333,19 +349,28 @@ impl Engine {
                 .catalog()
                 .scan(b"", &after, EXPIRY_SCAN_PAGE, &mut |path, value| {
                     last = Some(path.to_vec());
-                    if crate::stream::snapshot::has_expiry(value) {
+                    if snapshot::has_expiry(value) || snapshot::is_unneeded(value) {
                         expiring.push(path.to_vec());
                     }
                     true
                 });
         if let Err(error) = result {
-            eprintln!("millstream: catalog could not be walked for expiring streams: {error}");
+            report!("catalog could not be walked for expiring streams: {error}");
             return;
         }
         for path in expiring {
-            let loaded = std::str::from_utf8(&path).map(|path| self.directory.get(path));
-            if let Ok(Err(error)) = loaded {
-                eprintln!("millstream: an expiring stream could not be loaded: {error}");
+            let Ok(path) = std::str::from_utf8(&path) else {
+                continue;
+            };
+            match self.directory.get(path) {
+                Ok(Some(stream)) => {
+                    let state = stream.lock();
+                    if state.life == Life::SoftDeleted && state.fork_count == 0 {
+                        self.maintenance.request_purge(stream.id);
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => report!("an expiring stream could not be loaded: {error}"),
             }
         }
         *cursor = last;

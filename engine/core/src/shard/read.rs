@@ -4,6 +4,7 @@
 //! Nothing here buffers: `fill` copies the next piece into the caller's buffer, so a stalled reader holds
 //! neither memory, nor a thread, nor a descriptor.
 
+use crate::report;
 use std::io;
 use std::sync::Arc;
 
@@ -62,13 +63,7 @@ impl Engine {
         buffer: &mut [u8],
     ) -> io::Result<usize> {
         let (owner, limit) = self.owner_of(stream, position)?;
-        match self.fill_from(&owner, limit, position, buffer) {
-            // A checkpoint may have moved the bytes between the look at the extents and the read.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.fill_from(&owner, limit, position, buffer)
-            }
-            result => result,
-        }
+        again_if_moved(|| self.fill_from(&owner, limit, position, buffer))
     }
 
     fn fill_from(
@@ -119,6 +114,10 @@ impl Engine {
 
     /// The file that holds the bytes from `position` on, for the kernel to move; `None` if they are in memory.
     pub fn in_file(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<Piece>> {
+        again_if_moved(|| self.look_in_file(stream, position))
+    }
+
+    fn look_in_file(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<Piece>> {
         let (owner, limit) = self.owner_of(stream, position)?;
         let extents = {
             let state = owner.lock();
@@ -185,6 +184,10 @@ impl Engine {
 
     /// First entry of a stream's own index that reaches the key.
     fn own_entry(&self, stream: &Arc<Stream>, key: Key) -> io::Result<Option<IndexEntry>> {
+        again_if_moved(|| self.look_for_entry(stream, key))
+    }
+
+    fn look_for_entry(&self, stream: &Arc<Stream>, key: Key) -> io::Result<Option<IndexEntry>> {
         let (parts, in_hot, hot_is_all) = {
             let state = stream.lock();
             let in_hot = first_reaching(&state.hot.index, key);
@@ -210,6 +213,10 @@ impl Engine {
 
     /// Last boundary at or below `limit` in the own index of the stream that owns the byte before it.
     fn boundary_at_or_before(&self, stream: &Arc<Stream>, limit: u64) -> io::Result<u64> {
+        again_if_moved(|| self.look_for_boundary(stream, limit))
+    }
+
+    fn look_for_boundary(&self, stream: &Arc<Stream>, limit: u64) -> io::Result<u64> {
         let (owner, _) = self.owner_of(stream, limit.saturating_sub(1))?;
         let (parts, in_hot) = {
             let state = owner.lock();
@@ -409,8 +416,16 @@ impl Engine {
 
 /// A read error in the words of a reply; the log has the details.
 pub fn read_failed(error: io::Error) -> Refusal {
-    eprintln!("millstream: read failed: {error}");
+    report!("read failed: {error}");
     Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
+}
+
+/// A checkpoint may move bytes between a look at the extents and the read; then a second look finds them.
+fn again_if_moved<T>(mut look: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    match look() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => look(),
+        result => result,
+    }
 }
 
 fn first_reaching(index: &[IndexEntry], key: Key) -> Option<IndexEntry> {

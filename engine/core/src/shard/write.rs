@@ -48,7 +48,7 @@ impl Engine {
             AppendDecision::Accept => {}
             AppendDecision::Duplicate { epoch, last_seq } => {
                 self.metrics.append_duplicates.add(1);
-                state.renew(now_ms);
+                self.renew_for_read(stream, &mut state, now_ms);
                 return Ok(self.nothing_new(&state, tail, Some((epoch, last_seq))));
             }
             AppendDecision::AlreadyClosed => return Ok(self.nothing_new(&state, tail, None)),
@@ -98,7 +98,7 @@ impl Engine {
         now_ms: u64,
         scratch: &mut WriteScratch,
     ) -> Result<Appended, Undone> {
-        if self.hot_bytes_exhausted() {
+        if self.hot_bytes_exhausted() && !self.shard.failed() {
             self.maintenance.request_checkpoint();
             return Err(Undone::Wait);
         }
@@ -154,7 +154,12 @@ impl Engine {
             closed: state.closed,
             producer: request.producer.map(|tag| (tag.epoch, tag.seq)),
             duplicate: false,
-            gate: if waits { sequence } else { 0 },
+            // An append to a stream whose creation may still be lost waits for that, in every class.
+            gate: if waits {
+                sequence
+            } else {
+                self.reveal_gate(state)
+            },
         })
     }
 
@@ -170,6 +175,8 @@ impl Engine {
         }
         let code = match state.life {
             Life::Live => return Ok(()),
+            // Nobody needs it: its purge is only a step away.
+            Life::SoftDeleted if state.fork_count == 0 => ErrorCode::StreamNotFound,
             Life::SoftDeleted => ErrorCode::StreamGone,
             Life::Gone => ErrorCode::StreamNotFound,
         };

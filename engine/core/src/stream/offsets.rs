@@ -99,6 +99,28 @@ fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
     later.map_or(state.first_epoch, |(epoch, _)| *epoch)
 }
 
+/// The gap that a reader passes at `position` if an epoch begins there.
+pub fn gap_at(state: &StreamState, position: u64) -> Option<Gap> {
+    let (epoch, _) = state
+        .later_epochs
+        .iter()
+        .find(|(_, start)| *start == position)?;
+    let from = Offset {
+        epoch: epoch_of_byte_before(state, position),
+        position,
+    };
+    let to = Offset {
+        epoch: *epoch,
+        position,
+    };
+    (from.epoch != to.epoch).then_some(Gap {
+        from,
+        to,
+        reason: GapReason::Crash,
+        certain: false,
+    })
+}
+
 /// First position behind `position` where another epoch begins: a response ends there.
 pub fn epoch_end_after(state: &StreamState, position: u64) -> u64 {
     state

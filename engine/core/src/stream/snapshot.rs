@@ -154,6 +154,11 @@ pub fn has_expiry(value: &[u8]) -> bool {
     value.get(11).is_some_and(|flags| flags & EXPIRY != 0)
 }
 
+/// Whether an encoded stream is soft-deleted and no fork needs it: its purge was lost with a crash.
+pub fn is_unneeded(value: &[u8]) -> bool {
+    value.get(10) == Some(&(Life::SoftDeleted as u8)) && value.get(28..32) == Some(&[0; 4])
+}
+
 /// Decodes a snapshot with or without extents. `None` means that the bytes are not one.
 pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option<Stream> {
     let mut reader = Reader::new(bytes);

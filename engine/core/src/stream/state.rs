@@ -129,6 +129,8 @@ pub struct StreamState {
     pub flushing: Option<Arc<Hot>>,
     pub hot: Hot,
     pub applied_sequence: u64,
+    /// Newest frame that replies may reveal: all but renewals of a TTL.
+    pub reveal_sequence: u64,
     /// Newest frame that changed what the stream is (create, close, delete), for replies that reveal it.
     pub control_sequence: u64,
     pub visible: Visible,
@@ -164,6 +166,7 @@ impl StreamState {
             flushing: None,
             hot: Hot::default(),
             applied_sequence: 0,
+            reveal_sequence: 0,
             control_sequence: 0,
             visible: Visible::default(),
             dirty: false,
@@ -174,6 +177,24 @@ impl StreamState {
     /// First position that is not in a checkpoint.
     pub fn cold_end(&self) -> u64 {
         self.extents.last().map_or(self.start, Extent::end)
+    }
+
+    /// Whether extents cover everything: true of every state that a checkpoint wrote.
+    pub fn is_covered(&self) -> bool {
+        self.cold_end() == self.tail
+    }
+
+    /// Gives back what a renewal may have lost because it was not logged.
+    pub fn give_expiry_slack(&mut self) {
+        if let Some(expiry) = self
+            .expiry
+            .as_mut()
+            .filter(|expiry| expiry.ttl_seconds.is_some())
+        {
+            expiry.last_access_ms = expiry
+                .last_access_ms
+                .saturating_add(expiry.touch_interval_ms());
+        }
     }
 
     pub fn expired(&self, now_ms: u64) -> bool {
@@ -205,6 +226,7 @@ impl StreamState {
         debug_assert!(frame.sequence > self.applied_sequence);
         debug_assert_eq!(frame.position, self.tail);
         self.applied_sequence = frame.sequence;
+        self.reveal_sequence = frame.sequence;
         self.last_time_ms = self.last_time_ms.max(frame.time_ms);
         if !frame.payload.is_empty() {
             self.begin_epoch(frame.epoch);
@@ -236,6 +258,7 @@ impl StreamState {
     /// Applies a delete frame. Returns how many hot bytes a purge gave back.
     pub fn apply_delete(&mut self, purge: bool, sequence: u64) -> u64 {
         self.applied_sequence = sequence;
+        self.reveal_sequence = sequence;
         self.control_sequence = sequence;
         if !purge {
             self.life = Life::SoftDeleted;
