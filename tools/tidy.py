@@ -73,7 +73,7 @@ def file_is_short(source: Source) -> Iterator[str]:
 
 
 def module_has_header(source: Source) -> Iterator[str]:
-    opening = {".py": '"""', ".pyi": '"""', ".rs": "//!", ".js": "//", ".mjs": "//", ".ts": "//"}
+    opening = {".py": '"""', ".pyi": "#", ".rs": "//!", ".js": "//", ".mjs": "//", ".ts": "//"}
     wanted = opening.get(source.path.suffix)
     if wanted is None:
         return

@@ -1,7 +1,5 @@
-"""The native engine as Python sees it: one handle per data directory.
-
-Every method that waits does so with the interpreter lock released, and is safe to call from any thread.
-"""
+# The native engine as Python sees it: one handle per data directory.
+# Every method that waits does so with the interpreter lock released, and is safe to call from any thread.
 
 from collections.abc import Callable
 from typing import TypeAlias, TypedDict

@@ -364,7 +364,8 @@ impl Sim {
             model.publish();
         }
         self.world.insert(model, self.sleeps);
-        self.requests.insert(created.stream.id.0, (op.clone(), request_fork));
+        self.requests
+            .insert(created.stream.id.0, (op.clone(), request_fork));
         self.park(path, created.gate, created.offset)?;
         Ok(format!(
             "incarnation {} at {} gate {}",

@@ -52,7 +52,11 @@ fn workload() -> Vec<Op> {
         Op::Commit,
         append(0, 33_000, Some(0)),
         append(0, 10, Some(-1)),
-        checkpoint(vec![append(0, 90, Some(0)), append(1, 60, None), Op::Commit]),
+        checkpoint(vec![
+            append(0, 90, Some(0)),
+            append(1, 60, None),
+            Op::Commit,
+        ]),
         create(2, false, 20, Some(tail_of_first)),
         append(2, 300, None),
         Op::Delete { path: 0 },
@@ -86,7 +90,12 @@ fn life(ops: Vec<Op>, fault: Option<Fault>, end: End) -> Life {
 /// The fault hits the workload; a restart, a short life, a power cut.
 fn in_the_workload(fault: Fault, end: End) -> Plan {
     let mut second = life(
-        vec![append(2, 5, Some(0)), Op::Commit, checkpoint(vec![]), append(1, 7, None)],
+        vec![
+            append(2, 5, Some(0)),
+            Op::Commit,
+            checkpoint(vec![]),
+            append(1, 7, None),
+        ],
         None,
         End::PowerCut,
     );
@@ -109,7 +118,11 @@ fn in_the_start(fault: Fault, end: End) -> Plan {
 }
 
 /// Breaks call after call until the fault no longer finds one.
-fn at_every_call(call: Option<Call>, failure: Failure, plan_for: &dyn Fn(Fault, End) -> Plan) -> u64 {
+fn at_every_call(
+    call: Option<Call>,
+    failure: Failure,
+    plan_for: &dyn Fn(Fault, End) -> Plan,
+) -> u64 {
     for after in 0..2000 {
         let fault = Fault {
             after,

@@ -164,3 +164,7 @@ fn join(thread: JoinHandle<()>, name: &str) {
         report!("the {name} thread had panicked");
     }
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -106,3 +106,55 @@ fn a_restart_without_a_clean_mark_finds_everything_again() {
         });
     }
 }
+
+#[test]
+fn a_failed_checkpoint_loses_nothing_and_the_next_one_works() {
+    let directory = TestDirectory::new();
+    let (packs, aside) = (
+        directory.path().join("packs"),
+        directory.path().join("packs-aside"),
+    );
+    with_engine(&directory, |engine| {
+        fill(engine, 5);
+        engine.checkpoint().expect("first checkpoint");
+        engine.local_append("s/1", b" one").expect("appended");
+        std::fs::rename(&packs, &aside).expect("packs are away");
+        assert!(engine.checkpoint().is_err(), "there is nowhere to write to");
+        engine
+            .local_append("s/1", b" two")
+            .expect("appended after the failure");
+        assert!(engine.checkpoint().is_err());
+        engine.local_append("s/1", b" three").expect("appended");
+        std::fs::rename(&aside, &packs).expect("packs are back");
+        engine.checkpoint().expect("everything is written now");
+        assert_eq!(content(engine, 1), "record 1 one two three");
+        assert_eq!(engine.metrics.hot_bytes.get(), 0);
+    });
+    with_engine(&directory, |engine| {
+        assert_eq!(content(engine, 1), "record 1 one two three")
+    });
+}
+
+#[test]
+fn the_feed_forgets_answers_for_older_globs() {
+    let directory = TestDirectory::new();
+    with_engine(&directory, |engine| {
+        let feed = &engine.shard.feed;
+        engine
+            .local_create("x/1", "text/plain", None)
+            .expect("created");
+        let changed = |globs: &[&str]| {
+            feed.watch(
+                &globs
+                    .iter()
+                    .map(|glob| (*glob).to_owned())
+                    .collect::<Vec<_>>(),
+            );
+            engine.local_append("x/1", b"more").expect("appended");
+            feed.take(std::time::Duration::from_millis(200)).0
+        };
+        assert!(changed(&["y/*"]).is_empty());
+        assert!(changed(&[]).is_empty());
+        assert_eq!(changed(&["x/*"]), ["x/1"]);
+    });
+}
