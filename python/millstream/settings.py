@@ -162,7 +162,7 @@ class Settings:
         "network threads; 0 means one less than the cores, at least one",
         group="server",
         minimum=0,
-        maximum=1024,
+        maximum=64,
     )
     long_poll_timeout_ms: int = _milliseconds(
         30_000, "how long a long-poll waits for data", group="live"
@@ -184,7 +184,7 @@ class Settings:
     )
     inflight_bytes_max: int = _size(
         256 * MIB,
-        "bytes of appends not yet acknowledged; more get 503",
+        "bytes of request bodies still arriving, of all clients; more get 503",
         group="limits",
         minimum=MIB,
         maximum=1024 * GIB,

@@ -36,11 +36,13 @@ Start here:
   millstream serve                            run a server (in another terminal)
   millstream append hello "hi" --create       write a record, make the stream
   millstream tail hello                       see it, then whatever comes
+
 \b
 More:
   seq 100000 | millstream append numbers - --create
   millstream read numbers | wc -l
   millstream stream list
+
 \b
 Exit codes:
 """

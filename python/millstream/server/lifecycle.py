@@ -37,7 +37,7 @@ EXIT_DEADLINE_S: Final = 1.95
 EXIT_SECOND_SIGNAL: Final = 130
 
 _REPAIR: Final = (
-    "`millstream verify` names the damage, `millstream verify --repair` keeps what is valid"
+    "keep a copy of the directory before you change anything in it; see docs/operating/running.md"
 )
 _HINTS: Final = {
     "port_in_use": "stop what listens there, or choose another --port (0 picks a free one)",

@@ -329,7 +329,8 @@ impl Reactor {
             Route::Subscriptions => self.forward(conn, head, body),
             Route::Control => {
                 let loopback = self.listener.address.ip().is_loopback();
-                match check_control_origin(head, loopback) {
+                match check_control_origin(head, loopback, self.engine.config.public_url.as_deref())
+                {
                     Ok(()) => self.forward(conn, head, body),
                     Err(refusal) => self.answer_undone(conn, head, Undone::refused(refusal)),
                 }

@@ -164,8 +164,15 @@ fn parse_since(value: &[u8]) -> Result<u64, Refusal> {
 
 /// Whether the control plane may answer: only pages of its own origin, and on loopback only loopback names,
 /// so that a foreign page cannot reach it by a DNS name of its own.
-pub fn check_control_origin(head: &Head<'_>, loopback: bool) -> Result<(), Refusal> {
+pub fn check_control_origin(
+    head: &Head<'_>,
+    loopback: bool,
+    public_url: Option<&str>,
+) -> Result<(), Refusal> {
     let host = head.get(Known::Host).unwrap_or(b"");
+    let public = public_url
+        .and_then(|url| url.split_once("://"))
+        .is_some_and(|(_, rest)| rest.trim_end_matches('/').as_bytes() == host);
     if let Some(origin) = head.get(Known::Origin) {
         let authority = origin
             .strip_prefix(b"http://")
@@ -174,7 +181,7 @@ pub fn check_control_origin(head: &Head<'_>, loopback: bool) -> Result<(), Refus
             return Err(ErrorCode::OriginRefused.into());
         }
     }
-    if loopback && !is_loopback_name(host) {
+    if loopback && !public && !is_loopback_name(host) {
         return Err(ErrorCode::HostRefused.into());
     }
     Ok(())
