@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::limits::WAL_SPARE_FILES;
 use crate::log::checkpoint::{Checkpoint, CheckpointError};
 use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
-use crate::model::StreamId;
+use crate::model::{FileRef, StreamId};
 use crate::shard::commit::RetainedFile;
 use crate::shard::engine::Engine;
 use crate::stream::snapshot;
@@ -102,6 +102,7 @@ impl Engine {
         let mut last_sweep_us = 0;
         let mut quiet = Quiet::default();
         self.prepare_spares();
+        self.sweep_orphans();
         loop {
             if !self.maintenance.wait(Duration::from_millis(20)) {
                 return;
@@ -127,6 +128,27 @@ impl Engine {
                 self.sweep_expired(now_ms);
                 self.directory.evict(self.config.streams_cached_max);
             }
+        }
+    }
+
+    /// Removes segment files that no stream names: left by a crash between a catalog commit and an unlink.
+    fn sweep_orphans(&self) {
+        let swept = self.cold.sweep_segments(&mut |owner, number| {
+            match self.directory.get_by_id(owner) {
+                Ok(Some(stream)) => {
+                    let wanted = FileRef::Segment { owner, number };
+                    let state = stream.lock();
+                    state.extents.iter().any(|extent| extent.file == wanted)
+                }
+                Ok(None) => false,
+                // What cannot be judged stays.
+                Err(_) => true,
+            }
+        });
+        match swept {
+            Ok(0) => {}
+            Ok(count) => report!("removed {count} files of deleted streams"),
+            Err(error) => report!("segments could not be looked through: {error}"),
         }
     }
 
