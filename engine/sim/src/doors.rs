@@ -14,7 +14,7 @@ impl Dice {
         Dice(seed ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.0;
         value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,7 +24,7 @@ impl Dice {
 
     /// A number below `bound`; 0 for a bound of 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next().checked_rem(bound).unwrap_or(0)
+        self.draw().checked_rem(bound).unwrap_or(0)
     }
 
     pub fn chance(&mut self, one_in: u64) -> bool {
@@ -37,7 +37,7 @@ impl Dice {
 
     /// A generator of its own, so that draws here do not move draws there.
     pub fn split(&mut self) -> Dice {
-        Dice::new(self.next())
+        Dice::new(self.draw())
     }
 }
 
@@ -90,6 +90,6 @@ impl SimRandom {
 impl Random for SimRandom {
     fn next_u64(&self) -> u64 {
         let count = self.0.fetch_add(0x9e37_79b9, Ordering::Relaxed);
-        Dice::new(count).next()
+        Dice::new(count).draw()
     }
 }

@@ -148,7 +148,7 @@ impl FileImage {
     /// The kernel's way to fail: some sectors land, and all of them count as clean afterwards.
     pub fn fail_sync(&mut self, dice: &mut Dice) {
         for (page, mask) in std::mem::take(&mut self.dirty) {
-            self.keep_sectors(page, mask & dice.next() as u8, SECTOR_BYTES);
+            self.keep_sectors(page, mask & dice.draw() as u8, SECTOR_BYTES);
         }
         self.platter.len = self.platter.len.max(self.highest_kept());
         self.poisoned = true;
@@ -179,7 +179,7 @@ impl FileImage {
             let kept = match fate {
                 Fate::AllLost => 0,
                 Fate::AllKept => mask,
-                Fate::Coin => mask & dice.next() as u8,
+                Fate::Coin => mask & dice.draw() as u8,
             };
             self.keep_sectors(page, kept, SECTOR_BYTES);
             let torn = mask & !kept;

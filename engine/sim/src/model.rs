@@ -142,7 +142,7 @@ impl World {
         stream.deleted || stream.expired(sleeps)
     }
 
-    pub fn children<'a>(&'a self, id: u64) -> impl Iterator<Item = &'a StreamModel> {
+    pub fn children(&self, id: u64) -> impl Iterator<Item = &StreamModel> {
         self.streams
             .values()
             .filter(move |stream| stream.source == Some(id))
