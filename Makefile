@@ -108,7 +108,8 @@ fmt: $(SYNCED) ## Format Python and Rust
 	cd bench/loadgen && cargo fmt
 
 test-rust: $(SYNCED)
-	cargo test --quiet --workspace $(LOCKED)
+	cargo test --quiet --workspace --exclude millstream-sim $(LOCKED)
+	cargo test --quiet --release -p millstream-sim $(LOCKED)
 
 test-python: $(BUILT) setup
 	$(BIN)/python -m pytest $(ARGS)
@@ -116,6 +117,7 @@ test-python: $(BUILT) setup
 test: lint test-rust test-python ## Everything at its short counts (below 15 minutes on 2 cores)
 
 test-full: export MILLSTREAM_TEST_FULL = 1
+test-full: export MILLSTREAM_SIM_SEEDS = 10000
 test-full: lint test-rust test-python ## Everything at the full counts
 
 soak: $(BUILT) setup ## Kill and recover again and again for SOAK_MINUTES (default 60)

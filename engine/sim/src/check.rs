@@ -15,10 +15,6 @@ use crate::history::History;
 use crate::model::{StreamModel, World};
 use crate::plan::PATHS;
 
-/// Known: an offset of an epoch of which no byte was kept is answered 400 instead of with a gap
-/// (`stream/offsets.rs`). Set to `false` when that is mended.
-const KNOWN_LOST_EPOCHS_ARE_REFUSED: bool = true;
-
 pub type Checked = Result<(), String>;
 
 fn differ<T: PartialEq + std::fmt::Debug>(what: &str, path: &str, engine: T, model: T) -> Checked {
@@ -267,9 +263,6 @@ pub fn offsets(engine: &Engine, world: &World, history: &History, sleeps: u64) -
                 model.path
             );
             let resolved = offsets::resolve(&state, &engine.losses, offset);
-            if KNOWN_LOST_EPOCHS_ARE_REFUSED && resolved.is_err() && !model.fsync {
-                continue;
-            }
             let start =
                 resolved.map_err(|refusal| format!("{what} is refused: {}", refusal.sentence()))?;
             match start.gap {

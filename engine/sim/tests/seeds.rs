@@ -4,7 +4,7 @@ use millstream_sim::campaign::{run_seed, setting};
 use millstream_sim::run::Bugs;
 
 /// Unoptimised builds run about ten times slower; `make test` runs this crate optimised.
-const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 300 };
+const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
 
 #[test]
 fn nothing_promised_is_lost_in_any_seed() {

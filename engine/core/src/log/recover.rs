@@ -515,6 +515,8 @@ fn whole_groups<'b>(bytes: &'b [u8], generation: u64, header: &BatchHeader) -> B
 struct FileReader<'f> {
     file: &'f dyn DiskFile,
     buffer: Vec<u8>,
+    /// Bytes of the buffer that were read.
+    filled: usize,
     start: u64,
 }
 
@@ -523,22 +525,26 @@ impl<'f> FileReader<'f> {
         FileReader {
             file,
             buffer: Vec::new(),
+            filled: 0,
             start: 0,
         }
     }
 
     /// Up to `length` bytes at `position`; fewer only at the end of the file.
     fn at(&mut self, position: u64, length: usize) -> std::io::Result<&[u8]> {
-        let inside = position >= self.start
-            && position + length as u64 <= self.start + self.buffer.len() as u64;
+        let inside =
+            position >= self.start && position + length as u64 <= self.start + self.filled as u64;
         if !inside {
-            self.buffer.resize(length.max(READ_PIECE_BYTES), 0);
-            let count = read_up_to_at(self.file, &mut self.buffer, position)?;
-            self.buffer.truncate(count);
+            let wanted = length.max(READ_PIECE_BYTES);
+            if self.buffer.len() < wanted {
+                // Zeroed by the allocator, and once.
+                self.buffer = vec![0; wanted];
+            }
+            self.filled = read_up_to_at(self.file, &mut self.buffer, position)?;
             self.start = position;
         }
         let from = (position - self.start) as usize;
-        let to = (from + length).min(self.buffer.len());
+        let to = (from + length).min(self.filled);
         Ok(&self.buffer[from..to])
     }
 }

@@ -147,7 +147,8 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
         ));
     }
     let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
-        return resolve_foreign(state, tail_epoch, offset);
+        return resolve_lost(state, losses, tail_epoch, offset)
+            .map_or_else(|| resolve_foreign(state, tail_epoch, offset), Ok);
     };
     if offset.position < start {
         return Err(Refusal::with(
@@ -212,6 +213,38 @@ fn epoch_range(
         Some((next, start)) => Some((starts[at].1, *start, Some(*next))),
         None => Some((starts[at].1, state.visible.tail, None)),
     }
+}
+
+/// An epoch that began at an unclean start and of which this stream kept no byte: whatever was written in it is
+/// lost, and reading goes on where the next one begins.
+fn resolve_lost(
+    state: &StreamState,
+    losses: &Losses,
+    tail_epoch: u64,
+    offset: Offset,
+) -> Option<ReadStart> {
+    let may_have_had_it = !state.class.waits_for_sync()
+        && offset.epoch > state.id.0
+        && losses.unclean_starts.contains(&offset.epoch);
+    if !may_have_had_it {
+        return None;
+    }
+    let next = state
+        .later_epochs
+        .iter()
+        .find(|(epoch, _)| *epoch > offset.epoch);
+    let (epoch, position) = next.copied().unwrap_or((tail_epoch, state.tail));
+    let to = Offset { epoch, position };
+    let gap = Gap {
+        from: offset,
+        to,
+        reason: GapReason::Crash,
+        certain: offset.position > position,
+    };
+    (offset.position >= position).then_some(ReadStart {
+        position,
+        gap: Some(gap),
+    })
 }
 
 /// An epoch that this stream never had: of an older incarnation of the path, or made up.
