@@ -11,7 +11,7 @@ use crate::serve::sys;
 use crate::shard::engine::Engine;
 
 /// Pieces, and bytes of one piece, sent to one connection before others get their turn.
-const PIECES_PER_TURN: usize = 2;
+const PIECES_PER_TURN: usize = 4;
 const PIECE_MAX_BYTES: usize = 256 * 1024;
 
 enum Sent {
@@ -208,6 +208,7 @@ fn move_piece(
     if let Some((shared, belongs)) = engine.shared(&sending.stream, sending.position)? {
         let count = (shared.bytes.len() - shared.from)
             .min(left)
+            .min(PIECE_MAX_BYTES)
             .min(usize::try_from(belongs).unwrap_or(usize::MAX));
         let sent = sys::send(
             socket,
@@ -222,10 +223,8 @@ fn move_piece(
         let count = left
             .min(usize::try_from(piece.len).unwrap_or(usize::MAX))
             .min(PIECE_MAX_BYTES);
-        return Ok((
-            sys::send_file(socket, file, piece.file_position, count)?,
-            count,
-        ));
+        let sent = sys::send_file(socket, file, piece.file_position, count)?;
+        return Ok((sent, count));
     }
     let room = buffer.len().min(left);
     let count = engine.fill(&sending.stream, sending.position, &mut buffer[..room])?;

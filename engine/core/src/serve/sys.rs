@@ -143,19 +143,50 @@ pub fn shutdown_write(fd: RawFd) {
     unsafe { libc::shutdown(fd, libc::SHUT_WR) };
 }
 
+/// Send buffer of a connection from this machine. Its round trip is nothing, so a small buffer loses no speed and keeps
+/// the bytes on their way in the processor's caches: large bodies move several times faster. Across a network the
+/// kernel's own tuning stays on.
+const LOOPBACK_SEND_BYTES: i32 = 64 * 1024;
+
 /// Accepts one connection, non-blocking, without delaying small packets.
 pub fn accept(listener: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: all-zero is a valid sockaddr_storage.
+    let mut peer: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut size = size_of_val(&peer) as libc::socklen_t;
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: null address pointers are allowed; the result is checked before it is owned.
-    let descriptor =
-        unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+    // SAFETY: the kernel writes at most `size` bytes into the live struct; the result is checked before it is owned.
+    let descriptor = unsafe { libc::accept4(listener, (&raw mut peer).cast(), &mut size, flags) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: a fresh descriptor that nothing else owns.
     let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
     set_option(descriptor, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+    if is_loopback(&peer) {
+        set_option(
+            descriptor,
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            LOOPBACK_SEND_BYTES,
+        )?;
+    }
     Ok(socket)
+}
+
+fn is_loopback(peer: &libc::sockaddr_storage) -> bool {
+    match i32::from(peer.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that this is a sockaddr_in, which is smaller than the storage.
+            let v4 = unsafe { &*std::ptr::from_ref(peer).cast::<libc::sockaddr_in>() };
+            v4.sin_addr.s_addr.to_ne_bytes()[0] == 127
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that this is a sockaddr_in6, which is smaller than the storage.
+            let v6 = unsafe { &*std::ptr::from_ref(peer).cast::<libc::sockaddr_in6>() };
+            std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).is_loopback()
+        }
+        _ => false,
+    }
 }
 
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: i32) -> io::Result<()> {
