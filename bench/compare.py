@@ -31,6 +31,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, help="repetitions per cell (5)")
     parser.add_argument("--seconds", type=float, help="measured seconds per cell (10)")
     parser.add_argument("--only", default=",".join(cells.GROUPS), help="groups of cells, by comma")
+    parser.add_argument(
+        "--bounded", action="store_true", help="only cells with a bound, only the servers it names"
+    )
     parser.add_argument("--servers", default=",".join(KINDS), help="servers, by comma")
     parser.add_argument("--quiet-wait", type=float, help="seconds to wait for a quiet machine (15)")
     parser.add_argument("--output", type=Path, help="result folder (bench/results/<date>)")
@@ -95,6 +98,8 @@ def measure(options: argparse.Namespace, data_root: Path) -> list[dict[str, Any]
             if cell.group not in options.only:
                 continue
             for kind in order:
+                if options.bounded and not bounds.names(cell.name, kind.name):
+                    continue
                 keep(
                     cells.run_cell(
                         cell, kind, data_root, options.seconds, warmup, options.quiet_wait

@@ -61,6 +61,14 @@ RATIOS: tuple[RatioBound, ...] = (
     RatioBound("catchup", "rust", 0.9, at_least=True),
     RatioBound("sse", "rust", 1.2, at_least=False),
 )
+
+
+def names(cell: str, server: str) -> bool:
+    """Whether a bound compares this cell of this server (or of Millstream) with another."""
+    peers = {bound.peer for bound in RATIOS if bound.cell == cell}
+    return bool(peers) if server == "millstream" else server in peers
+
+
 ABSOLUTES: tuple[AbsoluteBound, ...] = (
     AbsoluteBound(
         "100,000 creates over one connection", "creates", 10_000, at_least=True, unit="/s"
