@@ -3,6 +3,29 @@
 
 use crate::model::Class;
 
+/// Which call of the log fails, counted from 1 since the start of the process; for tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFault {
+    Sync(u64),
+    Write(u64),
+    /// Half of the batch is written, then the call fails.
+    Short(u64),
+}
+
+impl LogFault {
+    /// `sync:N`, `write:N` or `short:N`.
+    pub fn parse(text: &str) -> Option<LogFault> {
+        let (call, number) = text.split_once(':')?;
+        let number = number.parse().ok().filter(|number| *number > 0)?;
+        match call {
+            "sync" => Some(LogFault::Sync(number)),
+            "write" => Some(LogFault::Write(number)),
+            "short" => Some(LogFault::Short(number)),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Config {
     pub data_dir: String,
@@ -33,6 +56,8 @@ pub struct Config {
     pub public_url: Option<String>,
     /// Test door: every log sync takes at least this long.
     pub fault_sync_delay_ms: u64,
+    /// Test door: one call of the log fails.
+    pub fault_fail: Option<LogFault>,
 }
 
 impl Default for Config {
@@ -62,6 +87,7 @@ impl Default for Config {
             insecure: false,
             public_url: None,
             fault_sync_delay_ms: 0,
+            fault_fail: None,
         }
     }
 }

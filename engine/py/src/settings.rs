@@ -1,7 +1,7 @@
 //! Settings from Python's table to the engine's configuration. A key the engine does not know is an error:
 //! a misspelt bound must not be silently absent.
 
-use millstream_core::config::Config;
+use millstream_core::config::{Config, LogFault};
 use millstream_core::model::Class;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -14,14 +14,19 @@ pub fn config_from(settings: &Bound<'_, PyDict>) -> PyResult<Config> {
         set(&mut config, &key, &value)
             .map_err(|error| PyValueError::new_err(format!("setting {key}: {error}")))?;
     }
-    // A door for tests that need a slow disk; never set in production.
-    if let Some(delay) = std::env::var("MILLSTREAM_FAULT_SYNC_DELAY_MS")
-        .ok()
-        .and_then(|text| text.parse().ok())
-    {
-        config.fault_sync_delay_ms = delay;
+    // Doors for tests that need a slow or failing disk; never set in production. A misspelt one must
+    // not let a test pass on a healthy disk.
+    if let Ok(text) = std::env::var("MILLSTREAM_FAULT_SYNC_DELAY_MS") {
+        config.fault_sync_delay_ms = text.parse().map_err(|_| bad_fault(&text))?;
+    }
+    if let Ok(text) = std::env::var("MILLSTREAM_FAULT_FAIL") {
+        config.fault_fail = Some(LogFault::parse(&text).ok_or_else(|| bad_fault(&text))?);
     }
     Ok(config)
+}
+
+fn bad_fault(text: &str) -> PyErr {
+    PyValueError::new_err(format!("{text:?} is no test fault"))
 }
 
 fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -23,6 +23,7 @@ use crate::log::wal::{WalCursor, WalFile};
 use crate::metrics::Metrics;
 use crate::shard::ack::{Mailbox, Waiters};
 use crate::shard::batch::{NotStaged, OpenBatch, SealedBatch, Touched};
+use crate::shard::fault::Fault;
 use crate::shard::feed::Feed;
 use crate::stream::handle::Stream;
 
@@ -44,7 +45,7 @@ pub struct Shard {
     failed: AtomicBool,
     /// Moving average of a sync, for the choice between inline and thread.
     sync_us: AtomicU64,
-    fault_sync_delay_ms: u64,
+    fault: Fault,
     /// When the commit under way began; 0 = none is.
     busy_since_us: AtomicU64,
     pub waiters: Waiters,
@@ -76,7 +77,7 @@ impl Shard {
         next_sequence: u64,
         retained: Vec<RetainedFile>,
         mailboxes: Vec<Mailbox>,
-        fault_sync_delay_ms: u64,
+        fault: Fault,
     ) -> Shard {
         let woken = mailboxes.iter().map(|_| Vec::new()).collect();
         Shard {
@@ -91,7 +92,7 @@ impl Shard {
             synced: AtomicU64::new(next_sequence - 1),
             failed: AtomicBool::new(false),
             sync_us: AtomicU64::new(0),
-            fault_sync_delay_ms,
+            fault,
             busy_since_us: AtomicU64::new(0),
             waiters: Waiters::default(),
             feed: Feed::default(),
@@ -220,7 +221,10 @@ impl Shard {
             }
             let header = sealed.header(placement.file.generation, self.synced());
             seal_batch(&mut sealed.bytes, &header);
-            write_all_at(&*placement.file.file, &sealed.bytes, placement.position)?;
+            let log = &*placement.file.file;
+            self.fault
+                .before_write(log, &sealed.bytes, placement.position)?;
+            write_all_at(log, &sealed.bytes, placement.position)?;
             committer.unsynced = Some(placement.file);
             self.metrics.batches.add(1);
             self.metrics.batch_bytes.add(sealed.bytes.len() as u64);
@@ -238,10 +242,8 @@ impl Shard {
 
     fn sync(&self, file: &WalFile) -> std::io::Result<()> {
         let before = self.doors.clock.monotonic_us();
+        self.fault.before_sync()?;
         file.file.sync()?;
-        if self.fault_sync_delay_ms > 0 {
-            std::thread::sleep(Duration::from_millis(self.fault_sync_delay_ms));
-        }
         let took = self.doors.clock.monotonic_us().saturating_sub(before);
         let average = self.sync_us.load(Ordering::Relaxed);
         self.sync_us

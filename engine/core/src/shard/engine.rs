@@ -22,6 +22,7 @@ use crate::refusal::Refusal;
 use crate::shard::ack::Mailbox;
 use crate::shard::batch::NotStaged;
 use crate::shard::commit::{RetainedFile, Shard};
+use crate::shard::fault::Fault;
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{self, Losses};
 use crate::stream::state::StreamState;
@@ -192,7 +193,7 @@ impl Engine {
             recovered.next_sequence,
             retained,
             mailboxes,
-            config.fault_sync_delay_ms,
+            Fault::new(config.fault_sync_delay_ms, config.fault_fail),
         );
         let engine = Engine::new(
             config,

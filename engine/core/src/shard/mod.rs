@@ -7,6 +7,7 @@ pub mod commit;
 pub mod create;
 pub mod delete;
 pub mod engine;
+pub mod fault;
 pub mod feed;
 pub mod list;
 pub mod local;
