@@ -201,6 +201,16 @@ class Settings:
     send_timeout_ms: int = _milliseconds(
         30_000, "time a client may refuse to take a response", group="limits"
     )
+    disk_sync_ms: int = _milliseconds(
+        20, "how long an acknowledged `disk` append may stay unsynced", group="storage"
+    )
+    ephemeral_bytes_max: int = _size(
+        256 * MIB,
+        "bytes of `ephemeral` streams in memory; more goes to files that every start discards",
+        group="storage",
+        minimum=64 * KIB,
+        maximum=1024 * GIB,
+    )
     wal_file_bytes: int = _size(
         64 * MIB, "size of one log file", group="storage", minimum=64 * KIB, maximum=16 * GIB
     )

@@ -54,10 +54,12 @@ pub enum FrameKind {
     ForkReleased = 6,
     /// A sliding TTL was renewed; time = last access.
     Touch = 7,
-    /// First frame of each start; payload = how the last run ended.
+    /// First frame of each start; payload = what the last run's end may have lost, and which boot this is.
     Start = 8,
     /// Last frame of a clean shutdown.
     CleanStop = 9,
+    /// The class changes; extra = class, payload = since when, epoch = the epoch that begins here.
+    Configure = 10,
 }
 
 impl FrameKind {
@@ -73,6 +75,7 @@ impl FrameKind {
             Touch,
             Start,
             CleanStop,
+            Configure,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == value)

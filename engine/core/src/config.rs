@@ -34,6 +34,12 @@ pub struct Config {
     /// Whether to open a socket at all; an embedded engine does not.
     pub listen: bool,
     pub durability: Class,
+    /// How long an acknowledged `disk` append may stay unsynced.
+    pub disk_sync_ms: u64,
+    /// Bytes of `ephemeral` streams kept in memory; more goes to files that every start discards.
+    pub ephemeral_bytes_max: u64,
+    /// The directory comes from a backup: every stream begins a new epoch.
+    pub restored: bool,
     pub long_poll_timeout_ms: u64,
     /// 0 = max(1, cores - 1).
     pub reactors: usize,
@@ -68,6 +74,9 @@ impl Default for Config {
             port: 4437,
             listen: true,
             durability: Class::Fsync,
+            disk_sync_ms: 20,
+            ephemeral_bytes_max: 256 << 20,
+            restored: false,
             long_poll_timeout_ms: 30_000,
             reactors: 0,
             read_window_bytes: 4 << 20,

@@ -51,7 +51,7 @@ error_codes! {
     ShuttingDown "shutting_down" 503 "Shutting down" "Try again when the server is back.";
     OutcomeUnknown "outcome_unknown" 503 "Outcome unknown" "The log failed while the request was under way; it may or may not have been stored. Retry with a producer.";
     StorageFull "storage_full" 507 "Storage full" "Free disk space; writes resume by themselves.";
-    DurabilityUnavailable "durability_unavailable" 501 "Durability class unavailable" "This server offers memory and fsync.";
+    DurabilityUnavailable "durability_unavailable" 501 "Durability class unavailable" "This server offers ephemeral, memory, disk and fsync.";
     DurabilityUnknown "durability_unknown" 400 "Unknown durability class" "One of ephemeral, memory, disk, fsync, quorum, object.";
     OriginRefused "origin_refused" 403 "Origin refused" "The control plane answers pages of its own origin only.";
     HostRefused "host_refused" 403 "Host refused" "The control plane of a loopback server answers loopback host names only.";

@@ -97,7 +97,11 @@ pub struct Doors {
     pub clock: Arc<dyn Clock>,
     pub random: Arc<dyn Random>,
     pub disk: Arc<dyn Disk>,
+    /// Which run of the kernel this is: page cache outlives a process, not a boot. `None` = unknown.
+    pub boot_id: Option<BootId>,
 }
+
+pub type BootId = [u8; 16];
 
 impl Doors {
     /// The real clock, the kernel's randomness and a directory of the real file system.
@@ -106,8 +110,17 @@ impl Doors {
             clock: Arc::new(SystemClock),
             random: Arc::new(SystemRandom),
             disk: Arc::new(RealDisk::open(root)?),
+            boot_id: kernel_boot_id(),
         })
     }
+}
+
+/// The kernel's own name for this boot. Unreadable or of another shape is unknown, which counts as a reboot.
+fn kernel_boot_id() -> Option<BootId> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let number = u128::from_str_radix(&digits, 16).ok()?;
+    (digits.len() == 32).then(|| number.to_be_bytes())
 }
 
 /// Fills `buffer` from `position`, through interruptions and short reads.

@@ -47,6 +47,8 @@ metrics! {
     long_polls "gauge" "millstream_long_polls" "Waiting long-poll readers.";
     streams_cached "gauge" "millstream_streams_cached" "Streams held in memory.";
     hot_bytes "gauge" "millstream_hot_bytes" "Bytes not yet checkpointed, held in memory.";
+    ephemeral_bytes "gauge" "millstream_ephemeral_bytes" "Bytes of ephemeral streams held in memory.";
+    spilled_bytes "counter" "millstream_ephemeral_spilled_bytes_total" "Bytes of ephemeral streams written to files for lack of memory.";
     batches "counter" "millstream_wal_batches_total" "Group commits written.";
     batch_bytes "counter" "millstream_wal_bytes_total" "Bytes written to the log.";
     batches_inline "counter" "millstream_wal_batches_inline_total" "Group commits made by a reactor itself.";

@@ -118,12 +118,72 @@ impl Class {
 
     /// Classes this build can keep the promise of.
     pub fn available(self) -> bool {
-        matches!(self, Class::Memory | Class::Fsync)
+        self.needs().is_none()
+    }
+
+    /// What a class that is not available would need; `None` for those that are.
+    pub fn needs(self) -> Option<&'static str> {
+        match self {
+            Class::Quorum => Some("quorum needs a cluster of at least three servers"),
+            Class::Object => Some("object needs an object store (serve --store)"),
+            _ => None,
+        }
     }
 
     /// Whether acknowledgements and readers wait for the log to be synced.
     pub fn waits_for_sync(self) -> bool {
-        self >= Class::Fsync
+        self.stage() == Stage::Synced
+    }
+
+    /// Watermark that acknowledgements and readers wait for.
+    pub fn stage(self) -> Stage {
+        match self {
+            Class::Ephemeral | Class::Memory => Stage::Applied,
+            Class::Disk => Stage::Written,
+            Class::Fsync | Class::Quorum | Class::Object => Stage::Synced,
+        }
+    }
+}
+
+/// How far a frame has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
+pub enum Stage {
+    /// In the stream's state.
+    Applied,
+    /// In the log file, as far as the page cache.
+    Written,
+    /// On the device.
+    Synced,
+}
+
+/// What a reply waits for: a commit number and how far it must have come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gate {
+    pub sequence: u64,
+    pub stage: Stage,
+}
+
+impl Gate {
+    /// Waits for nothing.
+    pub const OPEN: Gate = Gate {
+        sequence: 0,
+        stage: Stage::Applied,
+    };
+
+    pub fn synced(sequence: u64) -> Gate {
+        Gate {
+            sequence,
+            stage: Stage::Synced,
+        }
+    }
+
+    pub fn is_open(self) -> bool {
+        self.stage == Stage::Applied
+    }
+
+    /// Whether this gate opens no earlier than `other`.
+    pub fn covers(self, other: Gate) -> bool {
+        self.sequence >= other.sequence && self.stage >= other.stage
     }
 }
 
@@ -159,11 +219,21 @@ impl Extent {
     }
 }
 
-/// A file of checkpointed bytes: one stream's own segment, or a pack shared by many small streams.
+/// A file of a stream's bytes: its own segment, a pack shared by many small streams, or bytes of `ephemeral`
+/// streams that memory had no room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum FileRef {
-    Segment { owner: StreamId, number: u32 },
-    Pack { number: u32 },
+    Segment {
+        owner: StreamId,
+        number: u32,
+    },
+    Pack {
+        number: u32,
+    },
+    /// Never synced, never named by the catalog, discarded by every start.
+    Spill {
+        number: u32,
+    },
 }
 
 /// How a stream's bytes are read and rendered; derived once from its content type.

@@ -158,6 +158,16 @@ impl Engine {
             .map_err(|refusal| from_refusal(py, &refusal))
     }
 
+    /// Changes a stream's class; returns when the change is durable.
+    fn set_durability(&self, py: Python<'_>, path: &str, durability: &str) -> PyResult<String> {
+        let class = Class::parse(durability)
+            .ok_or_else(|| engine_error(py, "durability_unknown", durability))?;
+        let result = py.detach(|| self.server.engine.local_set_class(path, class));
+        result
+            .map(|class| class.name().to_owned())
+            .map_err(|refusal| from_refusal(py, &refusal))
+    }
+
     fn delete(&self, py: Python<'_>, path: &str) -> PyResult<bool> {
         let result = py.detach(|| self.server.engine.local_delete(path));
         result.map_err(|refusal| from_refusal(py, &refusal))

@@ -41,6 +41,8 @@ fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()>
             config.durability =
                 class.ok_or_else(|| PyValueError::new_err(format!("{name:?} is not available")))?;
         }
+        "disk_sync_ms" => config.disk_sync_ms = value.extract()?,
+        "ephemeral_bytes_max" => config.ephemeral_bytes_max = value.extract()?,
         "long_poll_timeout_ms" => config.long_poll_timeout_ms = value.extract()?,
         "reactors" => config.reactors = value.extract()?,
         "read_window_bytes" => config.read_window_bytes = value.extract()?,

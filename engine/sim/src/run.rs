@@ -183,7 +183,7 @@ impl Sim {
         let stopped = std::thread::scope(|scope| {
             scope.spawn(|| engine.shard.run_commit_thread());
             let stopped = engine.write_clean_mark(Duration::from_secs(5));
-            engine.shard.stop_thread();
+            engine.shard.stop_threads();
             stopped
         });
         let staged = engine.shard.staged();
@@ -204,6 +204,7 @@ impl Sim {
             clock: Arc::clone(&self.clock) as _,
             random: Arc::clone(&self.random) as _,
             disk: machine.disk(),
+            boot_id: Some([1; 16]),
         };
         Engine::open(config(), doors, &mut |_| {}).map_err(|error| error.to_string())
     }

@@ -234,17 +234,17 @@ impl Sim {
         }
         if done.duplicate {
             if self.bugs.early_duplicate {
-                self.history.promise(done.gate);
+                self.history.promise(done.gate.sequence);
             }
             self.parked.push(Parked {
-                gate: done.gate,
+                gate: done.gate.sequence,
                 learns: None,
             });
-            return Ok(format!("{predicted:?} gate {}", done.gate));
+            return Ok(format!("{predicted:?} gate {}", done.gate.sequence));
         }
         self.world.append(path, wish);
-        self.park(path, done.gate, done.offset)?;
-        Ok(format!("at {} gate {}", done.offset, done.gate))
+        self.park(path, done.gate.sequence, done.offset)?;
+        Ok(format!("at {} gate {}", done.offset, done.gate.sequence))
     }
 
     fn park(&mut self, path: &'static str, gate: u64, offset: Offset) -> Result<(), String> {
@@ -366,10 +366,10 @@ impl Sim {
         self.world.insert(model, self.sleeps);
         self.requests
             .insert(created.stream.id.0, (op.clone(), request_fork));
-        self.park(path, created.gate, created.offset)?;
+        self.park(path, created.gate.sequence, created.offset)?;
         Ok(format!(
             "incarnation {} at {} gate {}",
-            created.stream.id.0, created.offset, created.gate
+            created.stream.id.0, created.offset, created.gate.sequence
         ))
     }
 
@@ -498,10 +498,10 @@ impl Sim {
             Ok(created) if created.new || !same => Err("created a second time".into()),
             Ok(created) => {
                 self.parked.push(Parked {
-                    gate: created.gate,
+                    gate: created.gate.sequence,
                     learns: None,
                 });
-                Ok(format!("the same, gate {}", created.gate))
+                Ok(format!("the same, gate {}", created.gate.sequence))
             }
             Err(reason) if same => self.refused(&reason, &[]),
             Err(reason) => self.refused(&reason, &[ErrorCode::StreamConflict]),
@@ -534,8 +534,11 @@ impl Sim {
                 if let Some(model) = self.world.at_mut(path) {
                     model.deleted = true;
                 }
-                self.parked.push(Parked { gate, learns: None });
-                Ok(format!("gate {gate}"))
+                self.parked.push(Parked {
+                    gate: gate.sequence,
+                    learns: None,
+                });
+                Ok(format!("gate {}", gate.sequence))
             }
         }
     }
@@ -556,7 +559,7 @@ impl Sim {
     pub fn commit(&mut self, sync_all: bool) -> Done {
         let engine = self.engine();
         if sync_all && let Ok(mut open) = engine.shard.open() {
-            open.needs_sync = true;
+            open.sync_target = open.next_sequence - 1;
         }
         while engine.shard.commit(None) {}
         if engine.shard.failed() {

@@ -138,12 +138,13 @@ async def read_whole_body(receive: Receive) -> Receive:
 async def read_json_object(request: Request) -> dict[str, Any]:
     """The request's JSON object; an empty body counts as an empty object."""
     body = await request.body()
+    code = "INVALID_REQUEST" if is_protocol(request) else "bad_request"
     try:
         value = json.loads(body) if body else {}
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "INVALID_REQUEST", "the body is not valid JSON") from error
+        raise ApiError(400, code, "the body is not valid JSON") from error
     if not isinstance(value, dict):
-        raise ApiError(400, "INVALID_REQUEST", "the body must be a JSON object")
+        raise ApiError(400, code, "the body must be a JSON object")
     return value
 
 

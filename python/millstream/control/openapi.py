@@ -115,6 +115,10 @@ OPERATIONS: dict[tuple[str, str], tuple[Schema | None, dict[int, Schema | None]]
         {200: _object(streams=_array(_STREAM), next=_or_null(_TEXT)), 400: None},
     ),
     ("GET", "/-/api/streams/{path}"): (None, {200: _STREAM, 404: None}),
+    ("PATCH", "/-/api/streams/{path}"): (
+        _object(("durability",), durability=_TEXT),
+        {200: _STREAM, 400: None, 404: None, 501: None},
+    ),
     ("GET", PROTOCOL_PREFIX + "/jwks.json"): (
         None,
         {200: _object(keys=_array({"type": "object"}))},

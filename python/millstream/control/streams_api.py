@@ -1,4 +1,4 @@
-"""Listing streams: `GET /-/api/streams` and `GET /-/api/streams/{path}`.
+"""Listing and changing streams: `GET /-/api/streams`, `GET` and `PATCH /-/api/streams/{path}`.
 
 Sits above the engine handle. Invariants: pages are ordered by path; `next` is there exactly when something may
 follow; reserved streams of the control plane are never shown.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from starlette.routing import Route
 
 from millstream._engine import EngineError
-from millstream.control.http import ApiError, JsonResponse
+from millstream.control.http import ApiError, JsonResponse, read_json_object
 from millstream.control.limits import LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX, PATH_CHARS_MAX
+from millstream.settings import DURABILITY_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,19 +26,34 @@ if TYPE_CHECKING:
     from millstream._engine import Engine, StreamEntry
 
 
+# What a refused change means to a client, by the engine's code.
+_CHANGE_REFUSED: Final = {
+    "stream_not_found": (404, "PUT /v1/stream/{path} creates it"),
+    "stream_gone": (410, "the stream was deleted; only its forks still use its data"),
+    "durability_unknown": (400, "one of " + ", ".join(DURABILITY_CLASSES)),
+    "durability_unavailable": (501, "this server offers ephemeral, memory, disk and fsync"),
+    "storage_full": (507, "free disk space; writes resume by themselves"),
+    "outcome_unknown": (503, "look at the stream before you try again"),
+}
+
+
 class StreamRoutes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pool = ThreadPoolExecutor(2, "millstream-list")
+        # A change may wait for a checkpoint; listings do not wait behind it.
+        self._changes = ThreadPoolExecutor(2, "millstream-change")
 
     def routes(self) -> list[Route]:
         return [
             Route("/-/api/streams", self.list_streams, methods=["GET"]),
             Route("/-/api/streams/{path:path}", self.get_stream, methods=["GET"]),
+            Route("/-/api/streams/{path:path}", self.change_stream, methods=["PATCH"]),
         ]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._changes.shutdown(wait=False, cancel_futures=True)
 
     async def list_streams(self, request: Request) -> Response:
         """Streams in order of path, a page at a time."""
@@ -53,7 +69,32 @@ class StreamRoutes:
 
     async def get_stream(self, request: Request) -> Response:
         """One stream."""
+        return JsonResponse(await self._entry(request.path_params["path"]))
+
+    async def change_stream(self, request: Request) -> Response:
+        """Changes the durability class. Answers when the change itself is durable."""
         path: str = request.path_params["path"]
+        body = await read_json_object(request)
+        unknown = sorted(set(body) - {"durability"})
+        durability = body.get("durability")
+        if unknown or not isinstance(durability, str):
+            raise ApiError(
+                400,
+                "bad_request",
+                f"unknown field {unknown[0]!r}" if unknown else "durability must be a text",
+                'send {"durability": "CLASS"}, one of ' + ", ".join(DURABILITY_CLASSES),
+            )
+        await self._entry(path)
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._changes, self._engine.set_durability, path, durability
+            )
+        except EngineError as error:
+            status, hint = _CHANGE_REFUSED.get(error.code, (503, "try again shortly"))
+            raise ApiError(status, error.code, error.detail, hint) from error
+        return JsonResponse(await self._entry(path))
+
+    async def _entry(self, path: str) -> StreamEntry:
         page: list[StreamEntry] = []
         if not is_reserved(path) and len(path) <= PATH_CHARS_MAX:
             page = await self._in_pool(lambda: self._engine.list(path, "", 1))
@@ -65,7 +106,7 @@ class StreamRoutes:
                 f"there is no stream {path!r}",
                 "PUT /v1/stream/{path} creates it; GET /-/api/streams lists what is there",
             )
-        return JsonResponse(page[0])
+        return page[0]
 
     async def _in_pool(self, work: Callable[[], list[StreamEntry]]) -> list[StreamEntry]:
         try:

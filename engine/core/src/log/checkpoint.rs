@@ -15,21 +15,24 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
+use crate::io::BootId;
 use crate::limits::CHECKPOINT_CHUNK_STREAMS;
 use crate::log::catalog::{CatalogError, Change};
-use crate::log::cold::{ColdStore, pack_release};
+use crate::log::cold::{CheckpointWriter, ColdStore, pack_release};
 use crate::log::directory::Directory;
-use crate::metrics::Metrics;
-use crate::model::{Extent, FileRef};
+use crate::metrics::{Counter, Metrics};
+use crate::model::{Extent, FileRef, StreamId};
 use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::offsets::Losses;
 use crate::stream::snapshot;
-use crate::stream::state::Life;
+use crate::stream::state::{Keep, Life};
 
 pub const META_CHECKPOINT: &str = "checkpoint_sequence";
 pub const META_HIGHEST_EPOCH: &str = "highest_epoch";
 pub const META_LOSSES: &str = "losses";
+/// Boot id of the kernel that the last run had; absent = unknown.
+pub const META_BOOT: &str = "boot";
 
 /// What a checkpoint needs from the engine.
 pub struct Checkpoint<'a> {
@@ -38,6 +41,7 @@ pub struct Checkpoint<'a> {
     pub metrics: &'a Metrics,
     pub losses: &'a Losses,
     pub highest_epoch: u64,
+    pub boot_id: Option<BootId>,
     /// Everything up to here was staged before the checkpoint began.
     pub staged: u64,
     /// Packs that are mostly dead: whoever still lives in one moves out.
@@ -53,7 +57,13 @@ struct Taken {
     snapshot: Option<Vec<u8>>,
     hot: Option<Arc<Hot>>,
     extents: Vec<Extent>,
+    /// Bytes of an `ephemeral` stream that are to be kept after all, before those in `hot`.
+    spilled: Arc<Vec<Extent>>,
+    /// Records before `hot`, and up to the end of what is written.
     base_records: u64,
+    records: u64,
+    /// Whether this makes volatile bytes lasting.
+    keeps: bool,
     applied_sequence: u64,
 }
 
@@ -145,6 +155,10 @@ impl Checkpoint<'_> {
                     .rewrite(id, &mut entry.extents)
                     .map_err(CheckpointError::Disk)?;
             }
+            for extent in entry.spilled.iter() {
+                self.copy_spilled(&mut writer, id, extent, &mut entry.extents)
+                    .map_err(CheckpointError::Disk)?;
+            }
             if let Some(hot) = &entry.hot {
                 writer
                     .add(
@@ -168,6 +182,27 @@ impl Checkpoint<'_> {
         self.commit(&changes, &pack_live, last)
     }
 
+    fn copy_spilled(
+        &self,
+        writer: &mut CheckpointWriter<'_>,
+        stream: StreamId,
+        spilled: &Extent,
+        extents: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let source = std::slice::from_ref(spilled);
+        let mut bytes = vec![0; spilled.len as usize];
+        self.cold.read(source, spilled.start, &mut bytes)?;
+        let index = self.cold.entries(source, spilled.start, usize::MAX)?;
+        writer.add(
+            stream,
+            extents,
+            spilled.start,
+            spilled.base_records,
+            &bytes,
+            &index,
+        )
+    }
+
     fn lives_in_dead_pack(&self, extents: &[Extent]) -> bool {
         let leaves = |extent: &Extent| matches!(extent.file, FileRef::Pack { number } if self.leave_packs.contains(&number));
         !self.leave_packs.is_empty() && extents.iter().any(leaves)
@@ -181,9 +216,10 @@ impl Checkpoint<'_> {
     ) -> Result<(), CheckpointError> {
         let sequence = self.staged.to_le_bytes();
         let epoch = self.highest_epoch.to_le_bytes();
-        let losses = encode_losses(self.losses);
+        let losses = self.losses.encode();
         let mut meta: Vec<(&str, &[u8])> =
             vec![(META_HIGHEST_EPOCH, &epoch), (META_LOSSES, &losses)];
+        meta.push((META_BOOT, self.boot_id.as_ref().map_or(&[], |id| id)));
         if last {
             meta.push((META_CHECKPOINT, &sequence));
         }
@@ -196,20 +232,41 @@ impl Checkpoint<'_> {
     fn finish_stream(&self, entry: &Taken) {
         let mut state = entry.stream.lock();
         if let Some(hot) = &entry.hot {
-            self.metrics.hot_bytes.sub(hot.len());
+            self.hot_bytes(entry.keeps).sub(hot.len());
         }
         state.flushing = None;
-        if let Some(newest) = entry.hot.as_ref().and_then(|hot| hot.index.last()) {
-            state.cold_records = newest.records;
-        }
         if entry.snapshot.is_some() {
             state.extents = Arc::new(entry.extents.clone());
+            if entry.hot.is_some() || entry.keeps {
+                state.cold_records = entry.records;
+            }
+            if entry.keeps {
+                state.keep = Keep::No;
+                let spilled = std::mem::take(&mut state.spilled);
+                drop(state);
+                self.release_spilled(&spilled);
+            }
             return;
         }
         drop(state);
         self.directory.forget(&entry.stream);
+        self.release_spilled(&entry.spilled);
         if let Err(error) = self.cold.remove_stream(&entry.extents) {
             report!("could not remove files of a deleted stream, the next start will: {error}");
+        }
+    }
+
+    fn release_spilled(&self, extents: &[Extent]) {
+        if let Err(error) = self.cold.release_spilled(extents) {
+            report!("could not remove spilled bytes, the next start will: {error}");
+        }
+    }
+
+    fn hot_bytes(&self, volatile: bool) -> &Counter {
+        if volatile {
+            &self.metrics.ephemeral_bytes
+        } else {
+            &self.metrics.hot_bytes
         }
     }
 
@@ -218,10 +275,13 @@ impl Checkpoint<'_> {
         let mut state = entry.stream.lock();
         if let Some(flushing) = state.flushing.take() {
             if state.life == Life::Gone {
-                self.metrics.hot_bytes.sub(flushing.len());
+                self.hot_bytes(entry.keeps).sub(flushing.len());
             } else {
                 state.hot = flushing.followed_by(&state.hot);
             }
+        }
+        if entry.keeps {
+            state.keep = Keep::Wanted;
         }
         self.directory.mark_dirty(&entry.stream, &mut state.dirty);
     }
@@ -230,50 +290,38 @@ impl Checkpoint<'_> {
 fn take(stream: &Arc<Stream>) -> Taken {
     let mut state = stream.lock();
     state.dirty = false;
-    let extents = state.extents.as_ref().clone();
-    let applied_sequence = state.applied_sequence;
-    if state.life == Life::Gone {
-        return Taken {
-            stream: Arc::clone(stream),
-            snapshot: None,
-            hot: None,
-            extents,
-            base_records: 0,
-            applied_sequence,
-        };
+    let gone = state.life == Life::Gone;
+    let keeps = !gone && state.is_volatile() && state.keep != Keep::No;
+    if keeps {
+        state.keep = Keep::Taken;
+    }
+    let mut taken = Taken {
+        stream: Arc::clone(stream),
+        snapshot: None,
+        hot: None,
+        extents: state.extents.as_ref().clone(),
+        spilled: Arc::default(),
+        base_records: state.file_records(),
+        records: state.records,
+        keeps,
+        applied_sequence: state.applied_sequence,
+    };
+    if gone || keeps {
+        taken.spilled = Arc::clone(&state.spilled);
+    }
+    if gone {
+        return taken;
     }
     let mut value = Vec::with_capacity(192 + stream.path.len());
     snapshot::encode(&stream.path, &stream.content_type, &state, &mut value);
-    let base_records = state.cold_records;
+    taken.snapshot = Some(value);
+    if state.is_volatile() && !keeps {
+        return taken;
+    }
     state.hot.freeze();
     let tail = state.tail;
-    let hot = (!state.hot.is_empty())
+    taken.hot = (!state.hot.is_empty())
         .then(|| Arc::new(std::mem::replace(&mut state.hot, Hot::starting_at(tail))));
-    state.flushing.clone_from(&hot);
-    Taken {
-        stream: Arc::clone(stream),
-        snapshot: Some(value),
-        hot,
-        extents,
-        base_records,
-        applied_sequence,
-    }
-}
-
-fn encode_losses(losses: &Losses) -> Vec<u8> {
-    losses
-        .unclean_starts
-        .iter()
-        .flat_map(|epoch| epoch.to_le_bytes())
-        .collect()
-}
-
-pub fn decode_losses(bytes: Option<&[u8]>) -> Losses {
-    let epochs = bytes.unwrap_or(&[]).chunks_exact(8);
-    Losses {
-        unclean_starts: epochs
-            .filter_map(|chunk| chunk.try_into().ok())
-            .map(u64::from_le_bytes)
-            .collect(),
-    }
+    state.flushing.clone_from(&taken.hot);
+    taken
 }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::files::{FileKey, OpenFiles};
+pub use self::spill::SpillPiece;
 pub use self::writer::{CheckpointSummary, CheckpointWriter};
 use super::index::{self, end_of};
 use super::pack::{self, PACKS_DIRECTORY, section_bytes};
@@ -28,6 +29,7 @@ use crate::model::{Extent, FileRef, IndexEntry, StreamId};
 
 mod files;
 mod segments;
+mod spill;
 mod writer;
 
 #[cfg(test)]
@@ -62,6 +64,7 @@ pub struct ColdStore {
     /// How many files a checkpoint may hold open; the rest of the budget is the readers'.
     write_files_max: usize,
     next_pack: Mutex<u32>,
+    spilled: Mutex<spill::Spilled>,
     /// Segment directories whose own creation is known to be durable.
     durable_buckets: Mutex<[bool; 256]>,
 }
@@ -71,6 +74,7 @@ impl ColdStore {
     pub fn new(disk: Arc<dyn Disk>, open_files_max: usize) -> io::Result<ColdStore> {
         disk.create_dir_all(SEGMENTS_DIRECTORY)?;
         disk.create_dir_all(PACKS_DIRECTORY)?;
+        spill::discard_all(&*disk)?;
         disk.sync_dir("")?;
         let numbers = disk.list(PACKS_DIRECTORY)?;
         let last = numbers
@@ -87,6 +91,7 @@ impl ColdStore {
             disk,
             write_files_max,
             next_pack: Mutex::new(next_pack),
+            spilled: Mutex::default(),
             durable_buckets: Mutex::new([false; 256]),
         })
     }
@@ -368,7 +373,7 @@ pub fn pack_release(extents: &[Extent]) -> Vec<(u32, i64)> {
         .iter()
         .filter_map(|extent| match extent.file {
             FileRef::Pack { number } => Some((number, -live_bytes(extent))),
-            FileRef::Segment { .. } => None,
+            FileRef::Segment { .. } | FileRef::Spill { .. } => None,
         })
         .collect()
 }

@@ -233,6 +233,24 @@ impl Directory {
         found
     }
 
+    /// Streams in memory whose bytes end with the process.
+    pub fn volatile(&self) -> Vec<Arc<Stream>> {
+        let mut found = Vec::new();
+        for slot in &self.by_path {
+            let streams: Vec<Arc<Stream>> = slot
+                .lock()
+                .iter()
+                .map(|entry| Arc::clone(&entry.0))
+                .collect();
+            found.extend(
+                streams
+                    .into_iter()
+                    .filter(|stream| stream.lock().has_volatile_bytes()),
+            );
+        }
+        found
+    }
+
     /// Streams in memory that have expired. Those that expire always are in memory.
     pub fn expiring(&self, now_ms: u64) -> Vec<Arc<Stream>> {
         let mut found = Vec::new();
@@ -276,6 +294,7 @@ impl Directory {
                 // Streams that expire stay: the sweeper must see them, and renewals live in memory.
                 let evictable = idle
                     && state.flushing.is_none()
+                    && !state.has_volatile_bytes()
                     && state.expiry.is_none()
                     && entry.0.watchers() == 0;
                 drop(state);

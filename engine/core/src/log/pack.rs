@@ -105,6 +105,7 @@ impl Section {
 /// Writes one new pack through a buffer. Nothing is durable before [`PackWriter::finish`].
 pub struct PackWriter {
     number: u32,
+    file_ref: FileRef,
     file: Arc<dyn DiskFile>,
     buffer: Vec<u8>,
     flushed: u64,
@@ -112,13 +113,24 @@ pub struct PackWriter {
 
 impl PackWriter {
     pub fn create(disk: &dyn Disk, number: u32) -> io::Result<PackWriter> {
-        let file = disk.open(&path(number), OpenMode::CreateNew)?;
+        PackWriter::create_as(disk, number, FileRef::Pack { number }, &path(number))
+    }
+
+    /// A file of the same shape under another name.
+    pub fn create_as(
+        disk: &dyn Disk,
+        number: u32,
+        file_ref: FileRef,
+        path: &str,
+    ) -> io::Result<PackWriter> {
+        let file = disk.open(path, OpenMode::CreateNew)?;
         let mut buffer = Vec::with_capacity(WRITE_BYTES + WRITE_BYTES / 8);
         buffer.extend_from_slice(&MAGIC);
         buffer.extend_from_slice(&VERSION.to_le_bytes());
         buffer.extend_from_slice(&number.to_le_bytes());
         Ok(PackWriter {
             number,
+            file_ref,
             file,
             buffer,
             flushed: 0,
@@ -169,13 +181,10 @@ impl PackWriter {
         if self.buffer.len() >= WRITE_BYTES {
             self.flush()?;
         }
-        let file = FileRef::Pack {
-            number: self.number,
-        };
         Ok(Extent {
             start,
             len,
-            file,
+            file: self.file_ref,
             file_position,
             index_position,
             index_count,

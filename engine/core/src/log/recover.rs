@@ -18,17 +18,17 @@ use crate::codec::{
 };
 use crate::config::Config;
 use crate::error::EngineError;
-use crate::io::{Disk, DiskFile, Doors, OpenMode, read_up_to_at, write_all_at};
+use crate::io::{BootId, Disk, DiskFile, Doors, OpenMode, read_up_to_at, write_all_at};
 use crate::limits::{BATCH_MAX_BYTES, OPEN_FILES_MAX, WAL_FIRST_FILE_BYTES};
 use crate::log::catalog::{CATALOG_FILE, Catalog};
-use crate::log::checkpoint::{META_CHECKPOINT, META_HIGHEST_EPOCH, META_LOSSES, decode_losses};
+use crate::log::checkpoint::{META_BOOT, META_CHECKPOINT, META_HIGHEST_EPOCH, META_LOSSES};
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
-use crate::log::replay::Replay;
-use crate::log::wal::{WAL_DIR, WalFile, generation_of, prepare_new};
+use crate::log::replay::{NO_BOOT_ID, Replay};
+use crate::log::wal::{FAILED_MARK, WAL_DIR, WalFile, generation_of, prepare_new};
 use crate::metrics::Metrics;
-use crate::model::StreamId;
-use crate::stream::offsets::Losses;
+use crate::model::{Class, StreamId};
+use crate::stream::offsets::{GapReason, Loss, Losses};
 
 const FORMAT_FILE: &str = "format";
 const FORMAT_FILE_NEW: &str = "format.new";
@@ -78,32 +78,49 @@ pub fn recover(
     };
     let checkpoint = meta_number(META_CHECKPOINT)?;
     let highest_epoch = meta_number(META_HIGHEST_EPOCH)?;
-    let losses = catalog
-        .meta(META_LOSSES)
-        .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
+    let meta_bytes = |name: &str| -> Result<Vec<u8>, EngineError> {
+        let value = catalog
+            .meta(name)
+            .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
+        Ok(value.unwrap_or_default())
+    };
+    let losses = Losses::decode(&meta_bytes(META_LOSSES)?)
+        .ok_or_else(|| EngineError::new("catalog_damaged", "the list of losses does not decode"))?;
+    let last_boot = BootId::try_from(meta_bytes(META_BOOT)?).ok();
     let cold = ColdStore::new(Arc::clone(&doors.disk), OPEN_FILES_MAX)
         .map_err(|error| EngineError::io("cold store", error))?;
     let directory = Directory::new(catalog, Arc::clone(metrics));
 
     let mut scan = Scan::open(disk, &names, checkpoint)?;
-    let mut replay = Replay::new(
-        &directory,
-        metrics,
-        decode_losses(losses.as_deref()),
-        highest_epoch,
-    );
+    let mut replay = Replay::new(&directory, metrics, losses, highest_epoch, last_boot);
     scan.run(&mut replay, progress)?;
     replay.finish()?;
     directory.give_expiry_slack();
-    let (losses, highest_epoch, clean) = (
-        replay.losses.clone(),
-        replay.highest_epoch,
-        replay.clean || (fresh && names.is_empty()),
-    );
+    let failed = has_failed_mark(disk)?;
+    let last = LastRun {
+        losses: replay.losses.clone(),
+        highest_epoch: replay.highest_epoch,
+        ended: if config.restored {
+            Ended::Elsewhere
+        } else if replay.clean || (fresh && names.is_empty()) {
+            Ended::Cleanly
+        } else if !failed && doors.boot_id.is_some() && replay.boot_id == doors.boot_id {
+            Ended::Killed
+        } else {
+            Ended::WithTheMachine
+        },
+    };
+    let clean = last.ended == Ended::Cleanly;
     let (unneeded, frames) = (std::mem::take(&mut replay.unneeded), replay.frames);
-    let started = begin_new_file(doors, &scan, config, losses, highest_epoch, clean)?;
+    let started = begin_new_file(doors, &scan, config, last)?;
     if fresh {
         finish_directory(disk)?;
+    }
+    if failed {
+        // What the failure may have cost is in the start frame now.
+        disk.remove(FAILED_MARK)
+            .and_then(|()| disk.sync_dir(""))
+            .map_err(|error| EngineError::io(FAILED_MARK, error))?;
     }
     if frames > 0 {
         progress(&format!(
@@ -317,52 +334,59 @@ impl Scan {
             let Some(first) = self.files[number].first_sequence else {
                 continue;
             };
-            let later = self.files[number + 1..]
-                .iter()
-                .filter_map(|file| file.first_sequence)
-                .min();
             self.skip_freed(first);
             if first > self.next_sequence {
+                // Behind a hole. An earlier start that cut there goes on in a later file; otherwise this is the
+                // cut, unless something proves that the hole had been synced.
+                self.files[number].last_sequence = self.next_sequence - 1;
+                if self.goes_on_behind(number) {
+                    continue;
+                }
                 let name = &self.files[number].name;
-                return Err(corrupt(
-                    name,
-                    FILE_HEADER_BYTES,
-                    &format!(
-                        "it begins at {first} where {} is expected",
-                        self.next_sequence
-                    ),
-                ));
+                let what = format!(
+                    "it begins at {first}, but {} is missing",
+                    self.next_sequence
+                );
+                let missing = corrupt(name, FILE_HEADER_BYTES, &what);
+                self.check_cut(number, FILE_HEADER_BYTES, missing)?;
+                break;
             }
             let stopped_at = self.run_file(number, replay, progress)?;
             self.files[number].last_sequence = self.next_sequence - 1;
-            self.skip_freed(later.unwrap_or(0));
-            if let Some(later) = later.filter(|later| self.next_sequence < *later) {
+            if !self.goes_on_behind(number) {
                 let name = &self.files[number].name;
-                return Err(corrupt(
-                    name,
-                    stopped_at,
-                    &format!(
-                        "frame {} is damaged, but the log goes on at {later}",
-                        self.next_sequence
-                    ),
-                ));
-            }
-            if later.is_none() {
-                self.check_torn_tail(number, stopped_at)?;
+                let what = format!("frame {} is damaged, but it was synced", self.next_sequence);
+                let damaged = corrupt(name, stopped_at, &what);
+                self.check_cut(number, stopped_at, damaged)?;
+                break;
             }
         }
-        if self.next_sequence <= self.checkpoint {
+        let last = self.next_sequence - 1;
+        // Files behind a cut hold nothing that counts: the next checkpoint frees them.
+        self.files
+            .iter_mut()
+            .filter(|file| file.first_sequence.is_some_and(|first| first > last))
+            .for_each(|file| file.last_sequence = last);
+        if last < self.checkpoint {
             return Err(corrupt(
                 WAL_DIR,
                 0,
                 &format!(
-                    "the log ends at {} before the checkpoint {}",
-                    self.next_sequence - 1,
+                    "the log ends at {last} before the checkpoint {}",
                     self.checkpoint
                 ),
             ));
         }
         Ok(())
+    }
+
+    /// Whether a file behind this one continues the log where it stands.
+    fn goes_on_behind(&self, number: usize) -> bool {
+        let reach = self.next_sequence.max(self.checkpoint + 1);
+        self.files[number + 1..]
+            .iter()
+            .filter_map(|file| file.first_sequence)
+            .any(|first| first <= reach)
     }
 
     /// Nothing up to the checkpoint is needed: of files freed before a power cut some may be back and others not.
@@ -442,15 +466,39 @@ impl Scan {
         }
     }
 
-    /// Behind the first bad frame of the last file nothing may prove that it had been synced.
-    fn check_torn_tail(&mut self, number: usize, stopped_at: u64) -> Result<(), EngineError> {
-        let file = &self.files[number];
+    /// The log ends here. Nothing behind may prove that more of it had been synced: neither in the rest of this
+    /// file nor in those that were written while this one was not yet synced. Files without a first batch are
+    /// spares, unless something valid lies behind the cut.
+    fn check_cut(
+        &self,
+        number: usize,
+        stopped_at: u64,
+        damage: EngineError,
+    ) -> Result<(), EngineError> {
+        let mut from = stopped_at;
+        let mut goes_on = false;
+        for file in &self.files[number..] {
+            if from != stopped_at && file.first_sequence.is_none() && !goes_on {
+                continue;
+            }
+            let behind = self.look_behind(file, from)?;
+            if let Some(synced_up_to) = behind.proof {
+                let detail = format!("{}: frames up to {synced_up_to} were", damage.detail);
+                return Err(EngineError::new(damage.code, detail));
+            }
+            goes_on |= behind.batches > 0;
+            from = FILE_HEADER_BYTES;
+        }
+        Ok(())
+    }
+
+    /// Looks for batch headers behind `position`, up to one that says that a missing frame had been synced.
+    fn look_behind(&self, file: &LogFile, mut position: u64) -> Result<Behind, EngineError> {
+        let io_error = |error| EngineError::io(&file.name, error);
         let mut reader = FileReader::new(&*file.wal.file);
-        let mut position = stopped_at;
+        let mut behind = Behind::default();
         while position + (BATCH_HEADER_BYTES as u64) <= file.wal.capacity {
-            let window = reader
-                .at(position, READ_PIECE_BYTES)
-                .map_err(|error| EngineError::io(&file.name, error))?;
+            let window = reader.at(position, READ_PIECE_BYTES).map_err(io_error)?;
             let Some(found) = memchr::memmem::find(window, b"MSB1") else {
                 if window.len() < READ_PIECE_BYTES {
                     break;
@@ -459,22 +507,26 @@ impl Scan {
                 continue;
             };
             position += found as u64;
-            let header = reader
-                .at(position, BATCH_HEADER_BYTES)
-                .map_err(|error| EngineError::io(&file.name, error))?;
-            if let Some(header) = BatchHeader::decode(header, file.wal.generation)
-                && header.synced_up_to >= self.next_sequence
-            {
-                let what = format!(
-                    "frame {} is damaged, but it was synced: frames up to {} were",
-                    self.next_sequence, header.synced_up_to
-                );
-                return Err(corrupt(&file.name, stopped_at, &what));
+            let header = reader.at(position, BATCH_HEADER_BYTES).map_err(io_error)?;
+            if let Some(header) = BatchHeader::decode(header, file.wal.generation) {
+                behind.batches += 1;
+                if header.synced_up_to >= self.next_sequence {
+                    behind.proof = Some(header.synced_up_to);
+                    break;
+                }
             }
             position += 4;
         }
-        Ok(())
+        Ok(behind)
     }
+}
+
+/// What lies behind the place where the log was cut.
+#[derive(Default)]
+struct Behind {
+    batches: u64,
+    /// Everything up to this sequence had been synced when a batch was written.
+    proof: Option<u64>,
 }
 
 struct BatchFrames<'b> {
@@ -558,23 +610,60 @@ struct Started {
     generation: u64,
 }
 
+/// How the last run of this directory ended, and so what may be missing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    Cleanly,
+    /// The process died; what it had written is still in the page cache.
+    Killed,
+    /// The machine died too, or a write had failed: what was not synced may be gone.
+    WithTheMachine,
+    /// This is a copy: the original may have gone on.
+    Elsewhere,
+}
+
+impl Ended {
+    fn loss(self, epoch: u64) -> Loss {
+        let (reach, reason) = match self {
+            Ended::Cleanly => (Class::Ephemeral, GapReason::Crash),
+            Ended::Killed => (Class::Memory, GapReason::Crash),
+            Ended::WithTheMachine => (Class::Disk, GapReason::Crash),
+            Ended::Elsewhere => (Class::Object, GapReason::Restore),
+        };
+        Loss {
+            epoch,
+            reach,
+            reason,
+        }
+    }
+}
+
+struct LastRun {
+    losses: Losses,
+    highest_epoch: u64,
+    ended: Ended,
+}
+
+fn has_failed_mark(disk: &dyn Disk) -> Result<bool, EngineError> {
+    let entries = disk
+        .list("")
+        .map_err(|error| EngineError::io("data directory", error))?;
+    Ok(entries.iter().any(|entry| entry.name == FAILED_MARK))
+}
+
 /// Begins the new file: copies what is not proven to be synced, then the start frame, all synced.
 fn begin_new_file(
     doors: &Doors,
     scan: &Scan,
     config: &Config,
-    mut losses: Losses,
-    mut highest_epoch: u64,
-    clean: bool,
+    last: LastRun,
 ) -> Result<Started, EngineError> {
     let io_error = |error| EngineError::io("new log file", error);
     let now_ms = doors.clock.wall_ms();
-    let mut epoch = 0;
-    if !clean {
-        highest_epoch = (highest_epoch + 1).max(now_ms);
-        epoch = highest_epoch;
-        losses.unclean_starts.push(epoch);
-    }
+    let mut losses = last.losses;
+    let epoch = (last.highest_epoch + 1).max(now_ms);
+    let loss = last.ended.loss(epoch);
+    losses.add(loss);
     let copied: u64 = scan.unproven.iter().map(|(_, raw)| raw.len() as u64).sum();
     let generation = scan.highest_generation + 1;
     let batches = copied / BATCH_MAX_BYTES as u64 + 2;
@@ -613,7 +702,9 @@ fn begin_new_file(
     let sequence = scan.next_sequence;
     batch.clear();
     batch.resize(BATCH_HEADER_BYTES, 0);
-    let payload = epoch.to_le_bytes();
+    let mut payload = Vec::new();
+    loss.encode(&mut payload);
+    payload.extend_from_slice(&doors.boot_id.unwrap_or(NO_BOOT_ID));
     let start = Frame {
         sequence,
         payload: &payload,
@@ -627,7 +718,7 @@ fn begin_new_file(
         file: writer.file,
         next_sequence: sequence + 1,
         losses,
-        highest_epoch,
+        highest_epoch: epoch,
         generation,
     })
 }

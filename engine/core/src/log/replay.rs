@@ -8,13 +8,17 @@ use std::sync::Arc;
 
 use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, Reader};
 use crate::error::EngineError;
+use crate::io::BootId;
 use crate::log::directory::Directory;
 use crate::metrics::Metrics;
-use crate::model::StreamId;
+use crate::model::{Class, StreamId};
 use crate::stream::handle::Stream;
-use crate::stream::offsets::Losses;
+use crate::stream::offsets::{Loss, Losses};
 use crate::stream::snapshot;
 use crate::stream::state::{AppliedAppend, Life, StreamState};
+
+/// Stands for an unknown boot id in a start frame.
+pub const NO_BOOT_ID: BootId = [0; 16];
 
 /// What replay has learnt beside the streams.
 pub struct Replay<'a> {
@@ -24,6 +28,8 @@ pub struct Replay<'a> {
     unknown: HashSet<StreamId>,
     pub losses: Losses,
     pub highest_epoch: u64,
+    /// Boot id of the newest start; `None` = unknown.
+    pub boot_id: Option<BootId>,
     /// The newest frame was the mark of a clean shutdown.
     pub clean: bool,
     pub frames: u64,
@@ -37,6 +43,7 @@ impl<'a> Replay<'a> {
         metrics: &'a Metrics,
         losses: Losses,
         highest_epoch: u64,
+        boot_id: Option<BootId>,
     ) -> Replay<'a> {
         Replay {
             directory,
@@ -44,6 +51,7 @@ impl<'a> Replay<'a> {
             unknown: HashSet::new(),
             losses,
             highest_epoch,
+            boot_id,
             clean: false,
             frames: 0,
             unneeded: Vec::new(),
@@ -63,13 +71,15 @@ impl<'a> Replay<'a> {
     }
 
     fn start(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
-        let epoch = Reader::new(frame.payload)
-            .u64()
-            .ok_or_else(|| disagree(frame, "the start frame is too short"))?;
-        if epoch != 0 && !self.losses.unclean_starts.contains(&epoch) {
-            self.losses.unclean_starts.push(epoch);
-        }
-        self.highest_epoch = self.highest_epoch.max(epoch);
+        let mut reader = Reader::new(frame.payload);
+        let loss = Loss::decode(&mut reader);
+        let boot_id = reader.take(size_of::<BootId>());
+        let (Some(loss), Some(boot_id)) = (loss, boot_id) else {
+            return Err(disagree(frame, "the start frame does not decode"));
+        };
+        self.losses.add(loss);
+        self.highest_epoch = self.highest_epoch.max(loss.epoch);
+        self.boot_id = boot_id.try_into().ok().filter(|id| *id != NO_BOOT_ID);
         Ok(())
     }
 
@@ -132,6 +142,7 @@ impl<'a> Replay<'a> {
             FrameKind::ForkAdded => state.fork_count += 1,
             FrameKind::ForkReleased => state.fork_count = state.fork_count.saturating_sub(1),
             FrameKind::Touch => touch(&mut state, frame.time_ms),
+            FrameKind::Configure => configure(&mut state, frame)?,
             FrameKind::Create | FrameKind::Start | FrameKind::CleanStop => {}
         }
         state.applied_sequence = frame.sequence;
@@ -169,7 +180,8 @@ impl<'a> Replay<'a> {
 }
 
 fn apply_append(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
-    if frame.position != state.tail {
+    // A frame without bytes may close a stream whose bytes go through no frame: then it has no place.
+    if frame.position != state.tail && !frame.payload.is_empty() {
         return Err(disagree(
             frame,
             &format!(
@@ -182,7 +194,7 @@ fn apply_append(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), Engine
         .ok_or_else(|| disagree(frame, "the producer tuple does not decode"))?;
     state.apply_append(&AppliedAppend {
         sequence: frame.sequence,
-        position: frame.position,
+        position: state.tail,
         time_ms: frame.time_ms,
         epoch: frame.epoch,
         records: frame.records,
@@ -190,6 +202,16 @@ fn apply_append(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), Engine
         extra,
         payload: frame.payload,
     });
+    Ok(())
+}
+
+fn configure(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
+    let class = frame.extra.first().copied().and_then(Class::from_u8);
+    let since = Reader::new(frame.payload).u64();
+    let (Some(class), Some(since)) = (class, since) else {
+        return Err(disagree(frame, "the class does not decode"));
+    };
+    state.apply_class(class, since, frame.epoch, frame.sequence);
     Ok(())
 }
 

@@ -19,6 +19,9 @@ use crate::io::{Disk, DiskFile, OpenMode, write_all_at};
 use crate::limits::WAL_RESERVE_BYTES;
 
 pub const WAL_DIR: &str = "wal";
+/// Left in the data directory when a write or sync of the log has failed: what was written but not synced may be
+/// gone although the machine has not restarted.
+pub const FAILED_MARK: &str = "log-failed";
 const ZERO_PIECE_BYTES: usize = 1 << 20;
 
 /// A prepared log file.

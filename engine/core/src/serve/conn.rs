@@ -1,7 +1,7 @@
 //! One connection: its buffers, its place in the order of replies, and what it is doing.
 //!
 //! Replies are rendered into `output` in request order as soon as they are decided. A *gate* marks where bytes
-//! begin that may not leave before a commit number is synced, so acknowledgements need no objects of their own.
+//! begin that may not leave before the log has come far enough, so acknowledgements need no objects of their own.
 //!
 //! Invariants
 //! - `I-CONN-1` No byte at or behind the first closed gate is sent.
@@ -11,8 +11,10 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use crate::model::Gate;
 use crate::serve::http::ChunkDecoder;
 use crate::serve::live::{LongPoll, Sse};
+use crate::shard::commit::Shard;
 use crate::stream::handle::Stream;
 
 /// What a connection is doing.
@@ -65,7 +67,7 @@ pub struct Conn {
     pub waiting_since_ms: u64,
     pub output: Vec<u8>,
     pub sent: usize,
-    gates: VecDeque<Gate>,
+    gates: VecDeque<HeldBack>,
     /// Epoll interest as the kernel knows it.
     pub interest: u32,
     pub keep_alive: bool,
@@ -81,9 +83,9 @@ pub struct Conn {
     pub half_closed: bool,
 }
 
-struct Gate {
+struct HeldBack {
     start: usize,
-    sequence: u64,
+    gate: Gate,
 }
 
 impl Conn {
@@ -118,12 +120,12 @@ impl Conn {
         self.socket.as_raw_fd()
     }
 
-    /// Holds back everything rendered from `start` on until `sequence` is synced.
-    pub fn close_gate(&mut self, start: usize, sequence: u64) {
-        match self.gates.back_mut() {
-            // A later gate at the same commit number adds nothing.
-            Some(last) if last.sequence >= sequence => {}
-            _ => self.gates.push_back(Gate { start, sequence }),
+    /// Holds back everything rendered from `start` on until the gate opens.
+    pub fn close_gate(&mut self, start: usize, gate: Gate) {
+        match self.gates.back() {
+            // A later gate that opens no later adds nothing.
+            Some(last) if last.gate.covers(gate) => {}
+            _ => self.gates.push_back(HeldBack { start, gate }),
         }
     }
 
@@ -131,11 +133,11 @@ impl Conn {
         self.gates.len()
     }
 
-    pub fn open_gates(&mut self, synced: u64) {
+    pub fn open_gates(&mut self, shard: &Shard) {
         while self
             .gates
             .front()
-            .is_some_and(|gate| gate.sequence <= synced)
+            .is_some_and(|held| shard.reached(held.gate))
         {
             self.gates.pop_front();
         }
@@ -155,7 +157,7 @@ impl Conn {
     pub fn sendable(&self) -> usize {
         self.gates
             .front()
-            .map_or(self.output.len(), |gate| gate.start)
+            .map_or(self.output.len(), |held| held.start)
     }
 
     pub fn has_sendable(&self) -> bool {
@@ -178,8 +180,8 @@ impl Conn {
             }
         } else if self.sent > 256 * 1024 {
             self.output.drain(..self.sent);
-            for gate in &mut self.gates {
-                gate.start -= self.sent;
+            for held in &mut self.gates {
+                held.start -= self.sent;
             }
             self.sent = 0;
         }

@@ -153,10 +153,12 @@ fn parse_class(value: &[u8]) -> Result<Class, Refusal> {
         .ok()
         .and_then(Class::parse)
         .ok_or(ErrorCode::DurabilityUnknown)?;
-    if class.available() {
-        Ok(class)
-    } else {
-        Err(ErrorCode::DurabilityUnavailable.into())
+    match class.needs() {
+        None => Ok(class),
+        Some(needs) => Err(Refusal::with(
+            ErrorCode::DurabilityUnavailable,
+            format!("The class {needs}."),
+        )),
     }
 }
 

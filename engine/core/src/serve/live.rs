@@ -267,7 +267,7 @@ impl Reactor {
                 return;
             }
             if sse.started && sse.gap.is_none() && sse.position < state.visible.tail {
-                sse.gap = offsets::gap_at(&state, sse.position);
+                sse.gap = offsets::gap_at(&state, &self.engine.losses, sse.position);
             }
             (state.visible, state.life)
         };

@@ -42,6 +42,14 @@ pub enum Flow {
     Wait,
 }
 
+/// What a reactor does for the log by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inline {
+    /// Write and sync.
+    Commit,
+    Write,
+}
+
 pub struct Reactor {
     pub number: usize,
     pub engine: Arc<Engine>,
@@ -65,8 +73,10 @@ pub struct Reactor {
     pub piece: Vec<u8>,
     pub wire: Vec<u8>,
     pub write_scratch: WriteScratch,
-    /// Connections with closed gates, in order of commit number.
+    /// Connections with closed gates, in order of commit number: those that wait for the sync, and those that
+    /// wait for the write.
     pub parked: VecDeque<(u64, u64)>,
+    pub parked_written: VecDeque<(u64, u64)>,
     /// Connections whose front request waits for a commit.
     pub waiting: Vec<u64>,
     pub watchers: HashMap<StreamId, Vec<u64>>,
@@ -114,6 +124,7 @@ impl Reactor {
             wire: Vec::new(),
             write_scratch: WriteScratch::default(),
             parked: VecDeque::new(),
+            parked_written: VecDeque::new(),
             waiting: Vec::new(),
             watchers: HashMap::new(),
             woken: Vec::new(),
@@ -161,13 +172,16 @@ impl Reactor {
     /// How long to sleep: not at all if sending has let in more work or the log has moved meanwhile.
     fn timeout_ms(&self) -> i32 {
         let shard = &self.engine.shard;
-        shard.mailboxes[self.number]
-            .set_waiting(!self.parked.is_empty() || !self.waiting.is_empty());
-        let reached = self
-            .parked
-            .front()
-            .is_some_and(|(sequence, _)| *sequence <= shard.synced());
-        if reached || !self.flush_list.is_empty() {
+        shard.mailboxes[self.number].set_waiting(self.has_parked());
+        let reached = |parked: &VecDeque<(u64, u64)>, watermark: u64| {
+            parked
+                .front()
+                .is_some_and(|(sequence, _)| *sequence <= watermark)
+        };
+        if reached(&self.parked, shard.synced())
+            || reached(&self.parked_written, shard.written())
+            || !self.flush_list.is_empty()
+        {
             0
         } else if self.stopping {
             10
@@ -223,9 +237,14 @@ impl Reactor {
             if !self.has_staged() {
                 return Ok(());
             }
-            if !self.may_commit_inline() {
-                self.engine.shard.kick();
-                return Ok(());
+            match self.inline_work() {
+                Some(Inline::Commit) => {}
+                // Nobody gains by gathering more.
+                Some(Inline::Write) => break,
+                None => {
+                    self.engine.shard.kick();
+                    return Ok(());
+                }
             }
             let count = self.epoll.wait(events, 0)?;
             if count == 0 {
@@ -233,53 +252,61 @@ impl Reactor {
             }
             self.handle_events(&events[..count]);
         }
-        if self.may_commit_inline() {
-            if self.engine.shard.try_commit(self.number).is_none() {
-                self.engine.shard.kick();
+        let shard = &self.engine.shard;
+        let done = match self.inline_work() {
+            Some(Inline::Commit) => shard.try_commit(self.number).is_some(),
+            Some(Inline::Write) => {
+                let wrote = shard.try_write(self.number).is_some();
+                if wrote && !self.parked.is_empty() {
+                    shard.kick();
+                }
+                wrote
             }
-        } else if self.has_staged() {
-            self.engine.shard.kick();
+            None => false,
+        };
+        if !done && self.has_staged() {
+            shard.kick();
         }
         Ok(())
     }
 
     fn has_staged(&self) -> bool {
-        self.engine
-            .shard
-            .open()
-            .is_ok_and(|open| !open.is_empty() || open.needs_sync)
+        self.engine.shard.open().is_ok_and(|open| !open.is_empty())
     }
 
-    fn may_commit_inline(&self) -> bool {
-        let quick = self.engine.shard.last_sync_us() < INLINE_SYNC_MAX_US;
-        quick
-            && !self.round_has_reads
-            && self
-                .engine
-                .shard
-                .open()
-                .is_ok_and(|open| !open.is_empty() && open.all_wait_for_sync)
+    fn has_parked(&self) -> bool {
+        !self.parked.is_empty() || !self.parked_written.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// What the reactor does itself. It syncs only where nobody with a weaker class could have to wait for
+    /// that, and writes where somebody waits for the write.
+    fn inline_work(&self) -> Option<Inline> {
+        let shard = &self.engine.shard;
+        let (has_disk, weak) = match shard.open() {
+            Ok(open) if !open.is_empty() => (open.has_disk, open.weak_frames > 0),
+            _ => return None,
+        };
+        if has_disk {
+            return Some(Inline::Write);
+        }
+        let quick = shard.last_sync_us() < INLINE_SYNC_MAX_US;
+        (quick && !weak && !self.round_has_reads && !shard.weak_is_recent())
+            .then_some(Inline::Commit)
     }
 
     /// Lets out what the log has reached and looks again at what waited for it.
     fn settle(&mut self) {
         self.round_has_reads = false;
-        let mailbox = &self.engine.shard.mailboxes[self.number];
-        mailbox.set_waiting(!self.parked.is_empty() || !self.waiting.is_empty());
-        let synced = self.engine.shard.synced();
+        self.engine.shard.mailboxes[self.number].set_waiting(self.has_parked());
         if self.engine.shard.failed() {
             self.fail_parked();
         }
-        while self
-            .parked
-            .front()
-            .is_some_and(|(sequence, _)| *sequence <= synced)
+        let (written, synced) = (self.engine.shard.written(), self.engine.shard.synced());
+        while let Some(token) = pop_reached(&mut self.parked_written, written)
+            .or_else(|| pop_reached(&mut self.parked, synced))
         {
-            let Some((_, token)) = self.parked.pop_front() else {
-                break;
-            };
             if let Some(mut conn) = self.take(token) {
-                conn.open_gates(synced);
+                conn.open_gates(&self.engine.shard);
                 self.put_back(conn);
             }
         }
@@ -314,9 +341,10 @@ impl Reactor {
     }
 
     fn fail_parked(&mut self) {
-        for (_, token) in std::mem::take(&mut self.parked) {
+        let written = std::mem::take(&mut self.parked_written);
+        for (_, token) in std::mem::take(&mut self.parked).into_iter().chain(written) {
             if let Some(mut conn) = self.take(token) {
-                conn.open_gates(self.engine.shard.synced());
+                conn.open_gates(&self.engine.shard);
                 if conn.drop_gated() {
                     conn.keep_alive = false;
                     let reply = Reply {
@@ -469,4 +497,10 @@ impl Reactor {
             }
         }
     }
+}
+
+fn pop_reached(parked: &mut VecDeque<(u64, u64)>, watermark: u64) -> Option<u64> {
+    parked
+        .pop_front_if(|(sequence, _)| *sequence <= watermark)
+        .map(|(_, token)| token)
 }

@@ -1,6 +1,7 @@
 //! Replies of a reactor: held back until the log has reached them, refusals, and the end of a connection.
 
 use crate::error::ErrorCode;
+use crate::model::{Gate, Stage};
 use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::{Head, HttpError, Known, Method};
@@ -25,20 +26,25 @@ impl Reactor {
     }
 
     /// Holds a rendered reply back until the log has reached `gate`.
-    pub fn hold(&mut self, conn: &mut Conn, start: usize, gate: u64) {
-        if gate == 0 || gate <= self.engine.shard.synced() {
+    pub fn hold(&mut self, conn: &mut Conn, start: usize, gate: Gate) {
+        if self.engine.shard.reached(gate) {
             return;
         }
         conn.close_gate(start, gate);
-        match self.parked.back_mut() {
-            Some((sequence, token)) if *token == conn.token => *sequence = (*sequence).max(gate),
+        let parked = match gate.stage {
+            Stage::Synced => &mut self.parked,
+            Stage::Written | Stage::Applied => &mut self.parked_written,
+        };
+        match parked.back_mut() {
+            Some((sequence, token)) if *token == conn.token => {
+                *sequence = (*sequence).max(gate.sequence)
+            }
             _ => {
                 // The queue is in order of commit numbers; a reply about older state waits with the newest.
-                let newest = self
-                    .parked
+                let newest = parked
                     .back()
-                    .map_or(gate, |(sequence, _)| gate.max(*sequence));
-                self.parked.push_back((newest, conn.token));
+                    .map_or(gate.sequence, |(sequence, _)| gate.sequence.max(*sequence));
+                parked.push_back((newest, conn.token));
             }
         }
     }

@@ -56,7 +56,7 @@ impl Reactor {
         let Phase::Waiting(kept) = std::mem::replace(&mut conn.phase, Phase::Request) else {
             return;
         };
-        conn.open_gates(self.engine.shard.synced());
+        conn.open_gates(&self.engine.shard);
         if let Some(chunked) = kept {
             conn.phase = Phase::Chunked(chunked);
         }

@@ -34,7 +34,7 @@ pub struct Server {
 #[derive(Default)]
 struct Threads {
     reactors: Vec<JoinHandle<()>>,
-    commit: Option<JoinHandle<()>>,
+    log: Vec<JoinHandle<()>>,
     maintenance: Option<JoinHandle<()>>,
 }
 
@@ -53,9 +53,13 @@ impl Server {
         let engine = Engine::open(config, doors, progress)?.engine;
         let mut threads = Threads::default();
         let committing = Arc::clone(&engine);
-        threads.commit = Some(spawn("commit", move || {
+        threads.log.push(spawn("commit", move || {
             committing.shard.run_commit_thread()
         })?);
+        let writing = Arc::clone(&engine);
+        threads
+            .log
+            .push(spawn("write", move || writing.shard.run_write_thread())?);
         let maintaining = Arc::clone(&engine);
         threads.maintenance = Some(spawn("maintain", move || maintaining.run_maintenance())?);
         Ok(Server {
@@ -123,9 +127,9 @@ impl Server {
                 "the clean mark could not be written; the next start recovers as after a crash"
             );
         }
-        self.engine.shard.stop_thread();
-        if let Some(thread) = threads.commit.take() {
-            join(thread, "commit");
+        self.engine.shard.stop_threads();
+        for thread in threads.log.drain(..) {
+            join(thread, "log");
         }
         self.lock.lock().take();
         checkpointed

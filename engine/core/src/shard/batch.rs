@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::codec::{BATCH_HEADER_BYTES, BatchHeader, FLAG_MORE, Frame};
 use crate::limits::{BATCH_MAX_BYTES, WAL_RESERVE_BYTES};
 use crate::log::wal::{Placement, WalCursor};
+use crate::model::Stage;
 use crate::stream::handle::Stream;
 use crate::stream::state::{StreamState, Visible};
 
@@ -22,10 +23,11 @@ pub enum NotStaged {
     Failed,
 }
 
-/// A stream that this batch changes, and what becomes visible with it.
+/// A stream that this batch changes, what becomes visible with it, and at which watermark.
 pub struct Touched {
     pub stream: Arc<Stream>,
     pub visible: Visible,
+    pub stage: Stage,
 }
 
 pub struct OpenBatch {
@@ -34,10 +36,12 @@ pub struct OpenBatch {
     pub first_sequence: u64,
     pub next_sequence: u64,
     pub number: u64,
-    /// Somebody waits for a sync of this batch (or of something before it).
-    pub needs_sync: bool,
-    /// Every frame so far is of a class that waits for the sync.
-    pub all_wait_for_sync: bool,
+    /// Newest sequence that somebody wants synced now; goes on from batch to batch.
+    pub sync_target: u64,
+    /// How many frames wait for less than the sync: the batch is written without waiting for a running one.
+    pub weak_frames: u32,
+    /// Somebody waits for this batch to be written: `disk`.
+    pub has_disk: bool,
     pub touched: Vec<Touched>,
     pub cursor: WalCursor,
     /// Set when preparing log files fails for lack of space.
@@ -51,7 +55,7 @@ pub struct SealedBatch {
     pub first_sequence: u64,
     pub last_sequence: u64,
     pub number: u64,
-    pub needs_sync: bool,
+    pub has_disk: bool,
     pub touched: Vec<Touched>,
     pub placement: Option<Placement>,
 }
@@ -64,8 +68,9 @@ impl OpenBatch {
             first_sequence: next_sequence,
             next_sequence,
             number: 1,
-            needs_sync: false,
-            all_wait_for_sync: true,
+            sync_target: 0,
+            weak_frames: 0,
+            has_disk: false,
             touched: Vec::new(),
             cursor,
             storage_full: false,
@@ -99,17 +104,39 @@ impl OpenBatch {
         sequence
     }
 
-    /// Notes what becomes visible when this batch has reached its watermark; one note per stream and batch.
-    pub fn touch(&mut self, stream: &Arc<Stream>, state: &mut StreamState, visible: Visible) {
+    /// Notes who waits for the frame just staged, and how far it must come.
+    pub fn wants(&mut self, sequence: u64, stage: Stage) {
+        match stage {
+            Stage::Synced => self.sync_target = self.sync_target.max(sequence),
+            Stage::Written => {
+                self.weak_frames += 1;
+                self.has_disk = true;
+            }
+            Stage::Applied => self.weak_frames += 1,
+        }
+    }
+
+    /// Notes what becomes visible when this batch has reached `stage`; one note per stream, batch and stage.
+    pub fn touch(
+        &mut self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        visible: Visible,
+        stage: Stage,
+    ) {
         let (number, slot) = state.batch_slot;
         if number == self.number {
-            self.touched[slot as usize].visible = visible;
-            return;
+            let touched = &mut self.touched[slot as usize];
+            if touched.stage == stage {
+                touched.visible = visible;
+                return;
+            }
         }
         state.batch_slot = (self.number, self.touched.len() as u32);
         self.touched.push(Touched {
             stream: Arc::clone(stream),
             visible,
+            stage,
         });
     }
 
@@ -133,15 +160,15 @@ impl OpenBatch {
             first_sequence: self.first_sequence,
             last_sequence: self.next_sequence - 1,
             number: self.number,
-            needs_sync: self.needs_sync,
+            has_disk: self.has_disk,
             touched: std::mem::take(&mut self.touched),
             placement,
         };
         self.frames = 0;
         self.first_sequence = self.next_sequence;
         self.number += 1;
-        self.needs_sync = false;
-        self.all_wait_for_sync = true;
+        self.weak_frames = 0;
+        self.has_disk = false;
         sealed
     }
 }

@@ -1,34 +1,41 @@
-//! Group commit: one write, one sync, then the watermarks move.
+//! Group commit in two stages: a batch is written, then synced; each stage has its watermark.
 //!
-//! Whoever calls [`Shard::commit`] does the work: the commit thread, or a reactor with nothing better to do.
-//! While a sync runs, the next batch grows.
+//! Whoever calls does the work: the commit thread writes and syncs, a reactor with nothing better to do does the
+//! same inline, a reactor with `disk` appends writes by itself, and while a sync runs the write thread writes
+//! what does not wait for it. Batches in which everybody waits for the sync grow until it is their turn.
 //!
 //! Invariants
 //! - `I-COMMIT-1` `synced` moves only after a successful sync of everything up to it, left files included.
-//! - `I-COMMIT-2` What is visible moves before `synced`, and `synced` before anybody is rung: who has an
-//!   acknowledgement can read what it acknowledges.
+//! - `I-COMMIT-2` What is visible moves before its watermark, and the watermark before anybody is rung: who has
+//!   an acknowledgement can read what it acknowledges.
 //! - `I-COMMIT-3` After a failed or short write or sync nothing is written any more and no sync is tried
 //!   again: a second sync would prove nothing.
+//! - `I-COMMIT-4` Writing never waits for a sync: `writer` is taken inside `syncer` or alone, never the other way.
 
 use crate::report;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::codec::seal_batch;
-use crate::io::{Doors, write_all_at};
-use crate::log::wal::{WalCursor, WalFile};
+use crate::io::{Disk, Doors, OpenMode, write_all_at};
+use crate::log::wal::{FAILED_MARK, WalCursor, WalFile};
 use crate::metrics::Metrics;
+use crate::model::{Gate, Stage};
 use crate::shard::ack::{Mailbox, Waiters};
 use crate::shard::batch::{NotStaged, OpenBatch, SealedBatch, Touched};
 use crate::shard::fault::Fault;
 use crate::shard::feed::Feed;
+use crate::shard::threads::{Wake, Work};
 use crate::stream::handle::Stream;
 
 /// A commit that takes longer counts as stalled for health checks.
 const STALLED_US: u64 = 5_000_000;
+/// Weak appends seen within this time keep reactors from syncing by themselves: the next one would wait for it.
+const WEAK_RECENT_US: u64 = 1_000_000;
 
 /// A log file that is no longer written to, and the last sequence in it.
 pub struct RetainedFile {
@@ -40,36 +47,54 @@ pub struct Shard {
     doors: Doors,
     metrics: Arc<Metrics>,
     open: Mutex<OpenBatch>,
-    committer: Mutex<Committer>,
+    writer: Mutex<Writer>,
+    syncer: Mutex<Syncer>,
+    unsynced: Mutex<Unsynced>,
+    written: AtomicU64,
     synced: AtomicU64,
     failed: AtomicBool,
     /// Moving average of a sync, for the choice between inline and thread.
     sync_us: AtomicU64,
+    disk_sync_us: u64,
     fault: Fault,
-    /// When the commit under way began; 0 = none is.
-    busy_since_us: AtomicU64,
+    /// When the write and the sync under way began; 0 = none is.
+    writing_since_us: AtomicU64,
+    syncing_since_us: AtomicU64,
+    /// When an append that does not wait for the sync was last seen.
+    weak_seen_us: AtomicU64,
     pub waiters: Waiters,
     pub feed: Feed,
     pub mailboxes: Vec<Mailbox>,
     pub retained: Mutex<Vec<RetainedFile>>,
-    work: Mutex<Work>,
-    work_changed: Condvar,
+    work: Work,
 }
 
-#[derive(Default)]
-struct Work {
-    pending: bool,
-    stop: bool,
-}
+/// Streams to be looked at by each reactor, kept between commits for their memory.
+type Woken = Vec<Vec<Arc<Stream>>>;
 
-struct Committer {
+struct Writer {
     spare: Vec<u8>,
-    woken: Vec<Vec<Arc<Stream>>>,
-    /// Written but not synced: weak batches do not wait, the next sync covers them.
-    unsynced: Option<Arc<WalFile>>,
+    woken: Woken,
+}
+
+struct Syncer {
+    woken: Woken,
+}
+
+/// Written but not synced.
+#[derive(Default)]
+struct Unsynced {
+    /// In the order of their sequences; a sync covers all of them.
+    files: Vec<Arc<WalFile>>,
+    /// What becomes visible with the sync.
+    touched: Vec<Touched>,
+    up_to: u64,
+    /// When the oldest `disk` frame was written; 0 = there is none.
+    disk_since_us: u64,
 }
 
 impl Shard {
+    #[allow(clippy::too_many_arguments)]
     pub fn new(
         doors: Doors,
         metrics: Arc<Metrics>,
@@ -77,29 +102,34 @@ impl Shard {
         next_sequence: u64,
         retained: Vec<RetainedFile>,
         mailboxes: Vec<Mailbox>,
+        disk_sync_ms: u64,
         fault: Fault,
     ) -> Shard {
-        let woken = mailboxes.iter().map(|_| Vec::new()).collect();
+        let woken = || mailboxes.iter().map(|_| Vec::new()).collect();
         Shard {
             doors,
             metrics,
             open: Mutex::new(OpenBatch::new(cursor, next_sequence)),
-            committer: Mutex::new(Committer {
+            writer: Mutex::new(Writer {
                 spare: Vec::new(),
-                woken,
-                unsynced: None,
+                woken: woken(),
             }),
+            syncer: Mutex::new(Syncer { woken: woken() }),
+            unsynced: Mutex::default(),
+            written: AtomicU64::new(next_sequence - 1),
             synced: AtomicU64::new(next_sequence - 1),
             failed: AtomicBool::new(false),
             sync_us: AtomicU64::new(0),
+            disk_sync_us: disk_sync_ms * 1000,
             fault,
-            busy_since_us: AtomicU64::new(0),
+            writing_since_us: AtomicU64::new(0),
+            syncing_since_us: AtomicU64::new(0),
+            weak_seen_us: AtomicU64::new(0),
             waiters: Waiters::default(),
             feed: Feed::default(),
             mailboxes,
             retained: Mutex::new(retained),
-            work: Mutex::default(),
-            work_changed: Condvar::new(),
+            work: Work::default(),
         }
     }
 
@@ -111,8 +141,22 @@ impl Shard {
         Ok(self.open.lock())
     }
 
+    /// Newest sequence that is in the log file.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::SeqCst)
+    }
+
     pub fn synced(&self) -> u64 {
         self.synced.load(Ordering::SeqCst)
+    }
+
+    /// Whether what the gate waits for has come.
+    pub fn reached(&self, gate: Gate) -> bool {
+        match gate.stage {
+            Stage::Applied => true,
+            Stage::Written => gate.sequence <= self.written(),
+            Stage::Synced => gate.sequence <= self.synced(),
+        }
     }
 
     pub fn failed(&self) -> bool {
@@ -128,119 +172,202 @@ impl Shard {
         self.open.lock().next_sequence - 1
     }
 
-    /// Lets the commit thread look.
-    pub fn kick(&self) {
-        let mut work = self.work.lock();
-        if !std::mem::replace(&mut work.pending, true) {
-            self.work_changed.notify_one();
-        }
+    /// Notes that there are appends which must not wait for a sync.
+    pub fn saw_weak(&self) {
+        self.weak_seen_us
+            .store(self.doors.clock.monotonic_us().max(1), Ordering::Relaxed);
     }
 
-    /// The commit thread's loop; ends after [`Shard::stop_thread`] and a last commit.
+    pub fn weak_is_recent(&self) -> bool {
+        let seen_us = self.weak_seen_us.load(Ordering::Relaxed);
+        seen_us != 0 && self.doors.clock.monotonic_us().saturating_sub(seen_us) < WEAK_RECENT_US
+    }
+
+    /// Lets the threads look: the commit thread, or the write thread while that one syncs.
+    pub fn kick(&self) {
+        self.work.kick();
+    }
+
+    /// The commit thread's loop; ends after [`Shard::stop_threads`] and a last commit.
     pub fn run_commit_thread(&self) {
-        loop {
-            {
-                let mut work = self.work.lock();
-                while !work.pending && !work.stop {
-                    self.work_changed.wait(&mut work);
-                }
-                work.pending = false;
-                if work.stop {
-                    break;
-                }
-            }
+        while self.work.wait_commit(self.disk_sync_due_in()) == Wake::Work {
             while self.commit(None) {}
         }
         while self.commit(None) {}
     }
 
-    pub fn stop_thread(&self) {
-        self.work.lock().stop = true;
-        self.work_changed.notify_all();
+    /// The write thread's loop: it has work only while a sync runs.
+    pub fn run_write_thread(&self) {
+        while self.work.wait_write() == Wake::Work {
+            let weak = self.open.lock().weak_frames > 0;
+            if weak {
+                self.write(self.writer.lock(), None);
+            }
+        }
     }
 
-    /// Commits the open batch if nobody else is committing. `None` = somebody else is.
+    pub fn stop_threads(&self) {
+        self.work.stop();
+    }
+
+    /// How long the oldest unsynced `disk` frame may still wait; `None` = there is none.
+    fn disk_sync_due_in(&self) -> Option<Duration> {
+        let since_us = self.unsynced.lock().disk_since_us;
+        let age_us = self.doors.clock.monotonic_us().saturating_sub(since_us);
+        (since_us != 0).then(|| Duration::from_micros(self.disk_sync_us.saturating_sub(age_us)))
+    }
+
+    /// Writes and syncs if nobody else is syncing. `None` = somebody else is.
     pub fn try_commit(&self, reactor: usize) -> Option<bool> {
-        let committer = self.committer.try_lock()?;
+        let syncer = self.syncer.try_lock()?;
         self.metrics.batches_inline.add(1);
-        Some(self.commit_locked(committer, Some(reactor)))
+        Some(self.commit_locked(syncer, Some(reactor)))
     }
 
-    /// Commits the open batch. Returns whether there was anything to do.
+    /// Writes the open batch and syncs what somebody waits for. Returns whether there was anything to do.
     pub fn commit(&self, reactor: Option<usize>) -> bool {
-        self.commit_locked(self.committer.lock(), reactor)
+        self.commit_locked(self.syncer.lock(), reactor)
     }
 
-    fn commit_locked(
-        &self,
-        mut committer: MutexGuard<'_, Committer>,
-        reactor: Option<usize>,
-    ) -> bool {
+    fn commit_locked(&self, mut syncer: MutexGuard<'_, Syncer>, reactor: Option<usize>) -> bool {
+        let wrote = self.write(self.writer.lock(), reactor);
+        let wanted = self.open.lock().sync_target > self.synced();
+        let due = self.disk_sync_due_in().is_some_and(|left| left.is_zero());
+        let synced = (wanted || due) && self.sync(&mut syncer, reactor);
+        wrote || synced
+    }
+
+    /// Writes the open batch by a reactor itself, unless somebody is writing.
+    pub fn try_write(&self, reactor: usize) -> Option<bool> {
+        Some(self.write(self.writer.try_lock()?, Some(reactor)))
+    }
+
+    fn write(&self, mut writer: MutexGuard<'_, Writer>, reactor: Option<usize>) -> bool {
         if self.failed() {
             return false;
         }
         let mut sealed = {
             let mut open = self.open.lock();
-            if open.is_empty() && !(open.needs_sync && committer.unsynced.is_some()) {
-                open.needs_sync = false;
+            if open.is_empty() {
                 return false;
             }
-            open.seal(std::mem::take(&mut committer.spare))
+            open.seal(std::mem::take(&mut writer.spare))
         };
-        self.busy_since_us
-            .store(self.doors.clock.monotonic_us().max(1), Ordering::Relaxed);
-        let written = self.write(&mut committer, &mut sealed);
-        self.busy_since_us.store(0, Ordering::Relaxed);
-        if let Err(error) = written {
-            self.fail(&error.to_string());
-            return false;
-        }
-        self.publish(&mut committer, &mut sealed, reactor);
+        self.writing_since_us
+            .store(self.now_us(), Ordering::Relaxed);
+        let written = self.write_batch(&mut sealed);
+        self.writing_since_us.store(0, Ordering::Relaxed);
+        let file = match written {
+            Ok(file) => file,
+            Err(error) => {
+                self.fail(&error.to_string());
+                return false;
+            }
+        };
+        let mut touched = std::mem::take(&mut sealed.touched);
+        let first_disk = self.note_unsynced(file, &sealed, &mut touched);
+        let noted = self.show(&mut touched, &mut writer.woken);
+        self.written
+            .fetch_max(sealed.last_sequence, Ordering::SeqCst);
+        self.ring(&mut writer.woken, reactor, noted);
         // One large batch must not keep its memory for ever.
         if sealed.bytes.capacity() <= 4 << 20 {
-            committer.spare = sealed.bytes;
+            writer.spare = std::mem::take(&mut sealed.bytes);
+        }
+        if first_disk {
+            // The commit thread sets its clock.
+            self.kick();
         }
         true
     }
 
-    fn write(&self, committer: &mut Committer, sealed: &mut SealedBatch) -> std::io::Result<()> {
-        if sealed.frames > 0 {
-            let placement = sealed
-                .placement
-                .take()
-                .ok_or_else(|| std::io::Error::other("a staged batch has no room in the log"))?;
-            if let Some(left) = placement.left {
-                // Nothing in the next file may count as synced before everything in this one is.
-                if committer.unsynced.is_some() {
-                    self.sync(&left)?;
-                }
-                self.retained.lock().push(RetainedFile {
-                    file: left,
-                    last_sequence: sealed.first_sequence - 1,
-                });
-            }
-            let header = sealed.header(placement.file.generation, self.synced());
-            seal_batch(&mut sealed.bytes, &header);
-            let log = &*placement.file.file;
-            self.fault
-                .before_write(log, &sealed.bytes, placement.position)?;
-            write_all_at(log, &sealed.bytes, placement.position)?;
-            committer.unsynced = Some(placement.file);
-            self.metrics.batches.add(1);
-            self.metrics.batch_bytes.add(sealed.bytes.len() as u64);
-            self.metrics
-                .wal_retained_bytes
-                .add(sealed.bytes.len() as u64);
+    fn write_batch(&self, sealed: &mut SealedBatch) -> io::Result<Arc<WalFile>> {
+        let placement = sealed
+            .placement
+            .take()
+            .ok_or_else(|| io::Error::other("a staged batch has no room in the log"))?;
+        if let Some(left) = placement.left {
+            self.retained.lock().push(RetainedFile {
+                file: left,
+                last_sequence: sealed.first_sequence - 1,
+            });
         }
-        if sealed.needs_sync
-            && let Some(file) = committer.unsynced.take()
-        {
-            self.sync(&file)?;
-        }
-        Ok(())
+        let header = sealed.header(placement.file.generation, self.synced());
+        seal_batch(&mut sealed.bytes, &header);
+        let log = &*placement.file.file;
+        self.fault
+            .before_write(log, &sealed.bytes, placement.position)?;
+        write_all_at(log, &sealed.bytes, placement.position)?;
+        self.metrics.batches.add(1);
+        self.metrics.batch_bytes.add(sealed.bytes.len() as u64);
+        self.metrics
+            .wal_retained_bytes
+            .add(sealed.bytes.len() as u64);
+        Ok(placement.file)
     }
 
-    fn sync(&self, file: &WalFile) -> std::io::Result<()> {
+    /// Hands a written batch to the next sync, with what becomes visible only then. Returns whether the
+    /// `disk` clock begins to run.
+    fn note_unsynced(
+        &self,
+        file: Arc<WalFile>,
+        sealed: &SealedBatch,
+        touched: &mut Vec<Touched>,
+    ) -> bool {
+        let now_us = self.now_us();
+        let mut unsynced = self.unsynced.lock();
+        let known = unsynced
+            .files
+            .last()
+            .is_some_and(|last| Arc::ptr_eq(last, &file));
+        if !known {
+            unsynced.files.push(file);
+        }
+        if touched.iter().all(|entry| entry.stage == Stage::Synced) {
+            unsynced.touched.append(touched);
+        } else {
+            let later = touched.extract_if(.., |entry| entry.stage == Stage::Synced);
+            unsynced.touched.extend(later);
+        }
+        unsynced.up_to = sealed.last_sequence;
+        let first_disk = sealed.has_disk && unsynced.disk_since_us == 0;
+        if first_disk {
+            unsynced.disk_since_us = now_us;
+        }
+        first_disk
+    }
+
+    fn sync(&self, syncer: &mut Syncer, reactor: Option<usize>) -> bool {
+        if self.failed() {
+            return false;
+        }
+        let Unsynced {
+            files,
+            mut touched,
+            up_to,
+            ..
+        } = std::mem::take(&mut *self.unsynced.lock());
+        if files.is_empty() {
+            return false;
+        }
+        self.syncing_since_us
+            .store(self.now_us(), Ordering::Relaxed);
+        self.work.begin_sync();
+        let result = files.iter().try_for_each(|file| self.sync_file(file));
+        self.work.end_sync();
+        self.syncing_since_us.store(0, Ordering::Relaxed);
+        if let Err(error) = result {
+            self.fail(&error.to_string());
+            return false;
+        }
+        let noted = self.show(&mut touched, &mut syncer.woken);
+        self.synced.store(up_to, Ordering::SeqCst);
+        self.written.fetch_max(up_to, Ordering::SeqCst);
+        self.ring(&mut syncer.woken, reactor, noted);
+        true
+    }
+
+    fn sync_file(&self, file: &WalFile) -> io::Result<()> {
         let before = self.doors.clock.monotonic_us();
         self.fault.before_sync()?;
         file.file.sync()?;
@@ -252,9 +379,13 @@ impl Shard {
         Ok(())
     }
 
-    fn publish(&self, committer: &mut Committer, sealed: &mut SealedBatch, reactor: Option<usize>) {
+    /// Moves what is visible and collects who waits for it. Returns whether the change feed has something.
+    fn show(&self, touched: &mut Vec<Touched>, woken: &mut Woken) -> bool {
         let mut noted = false;
-        for Touched { stream, visible } in sealed.touched.drain(..) {
+        for Touched {
+            stream, visible, ..
+        } in touched.drain(..)
+        {
             let watchers = {
                 let mut state = stream.lock();
                 if visible.tail >= state.visible.tail {
@@ -267,17 +398,13 @@ impl Shard {
                 self.feed.note(&stream);
                 noted = true;
             }
-            let mut mask = watchers;
-            while mask != 0 {
-                let number = mask.trailing_zeros() as usize;
-                mask &= mask - 1;
-                committer.woken[number].push(Arc::clone(&stream));
-            }
+            add_woken(woken, watchers, &stream);
         }
-        if committer.unsynced.is_none() {
-            self.synced.store(sealed.last_sequence, Ordering::SeqCst);
-        }
-        for (number, woken) in committer.woken.iter_mut().enumerate() {
+        noted
+    }
+
+    fn ring(&self, woken: &mut Woken, reactor: Option<usize>, noted: bool) {
+        for (number, woken) in woken.iter_mut().enumerate() {
             let waiting = self.mailboxes[number].is_waiting();
             let has_woken = !woken.is_empty();
             if has_woken {
@@ -294,14 +421,34 @@ impl Shard {
         }
     }
 
+    /// Tells readers of a stream whose appends go through no batch.
+    pub fn wake_readers(&self, stream: &Arc<Stream>) {
+        let watchers = stream.watchers();
+        if watchers != 0 {
+            let mut woken: Woken = self.mailboxes.iter().map(|_| Vec::new()).collect();
+            add_woken(&mut woken, watchers, stream);
+            self.ring(&mut woken, None, false);
+        }
+        if self.feed.is_active() {
+            self.feed.note(stream);
+            self.feed.deliver();
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.doors.clock.monotonic_us().max(1)
+    }
+
     /// What keeps the log from doing its work, in one word; `None` = nothing.
     pub fn trouble(&self) -> Option<&'static str> {
-        let since_us = self.busy_since_us.load(Ordering::Relaxed);
+        let now_us = self.doors.clock.monotonic_us();
+        let stalled = [&self.writing_since_us, &self.syncing_since_us]
+            .into_iter()
+            .map(|since| since.load(Ordering::Relaxed))
+            .any(|since_us| since_us > 0 && now_us.saturating_sub(since_us) > STALLED_US);
         if self.failed() {
             Some("log_failed")
-        } else if since_us > 0
-            && self.doors.clock.monotonic_us().saturating_sub(since_us) > STALLED_US
-        {
+        } else if stalled {
             Some("log_stalled")
         } else {
             None
@@ -310,9 +457,15 @@ impl Shard {
 
     /// Stops all writes for good: what is on disk can only be judged by a restart.
     pub fn fail(&self, error: &str) {
-        self.failed.store(true, Ordering::Release);
+        if self.failed.swap(true, Ordering::AcqRel) {
+            return;
+        }
         self.metrics.wal_failed.set(1);
         report!("the log failed and takes no more writes until a restart: {error}");
+        // Pages that a failed sync has dropped look as if they had never been written.
+        if let Err(error) = leave_failed_mark(&*self.doors.disk) {
+            report!("the mark of the failure could not be left: {error}");
+        }
         self.ring_all();
     }
 
@@ -323,12 +476,34 @@ impl Shard {
 
     /// Waits until everything up to `sequence` is synced. `false`: the log failed or time is up.
     pub fn wait_synced(&self, sequence: u64, timeout: Duration) -> bool {
-        if self.synced() < sequence {
-            self.open.lock().needs_sync = true;
-            self.kick();
-        }
-        self.waiters
-            .wait_until(|| self.synced() >= sequence || self.failed(), timeout)
-            && self.synced() >= sequence
+        self.wait_for(Gate::synced(sequence), timeout)
     }
+
+    /// Waits until the gate opens. `false`: the log failed or time is up.
+    pub fn wait_for(&self, gate: Gate, timeout: Duration) -> bool {
+        if self.reached(gate) {
+            return true;
+        }
+        if gate.stage == Stage::Synced {
+            let mut open = self.open.lock();
+            open.sync_target = open.sync_target.max(gate.sequence);
+        }
+        self.kick();
+        self.waiters
+            .wait_until(|| self.reached(gate) || self.failed(), timeout)
+            && self.reached(gate)
+    }
+}
+
+fn add_woken(woken: &mut Woken, mut watchers: u64, stream: &Arc<Stream>) {
+    while watchers != 0 {
+        let number = watchers.trailing_zeros() as usize;
+        watchers &= watchers - 1;
+        woken[number].push(Arc::clone(stream));
+    }
+}
+
+fn leave_failed_mark(disk: &dyn Disk) -> io::Result<()> {
+    disk.open(FAILED_MARK, OpenMode::CreateOrOpen)?.sync_all()?;
+    disk.sync_dir("")
 }

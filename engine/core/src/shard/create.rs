@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::codec::{Frame, FrameKind};
 use crate::error::ErrorCode;
 use crate::limits::CONTENT_TYPE_MAX_BYTES;
-use crate::model::{ContentType, Media, Offset};
+use crate::model::{ContentType, Gate, Media, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::read::read_failed;
@@ -26,7 +26,7 @@ pub struct Created {
     pub new: bool,
     pub offset: Offset,
     pub closed: bool,
-    pub gate: u64,
+    pub gate: Gate,
 }
 
 /// Where a fork leaves its source, worked out before any lock is taken for good.
@@ -101,10 +101,10 @@ impl Engine {
                 gate,
             });
         }
-        let offset = if gate > 0 {
-            self.applied_tail(state)
-        } else {
+        let offset = if gate.is_open() {
             self.visible_tail(state)
+        } else {
+            self.applied_tail(state)
         };
         Ok(Created {
             stream: Arc::clone(stream),
@@ -200,10 +200,16 @@ impl Engine {
             {
                 return Err(Undone::refused(ErrorCode::ContentTypeMismatch));
             }
-            match fork.offset {
+            let anchor = match fork.offset {
                 None => state.visible.tail,
                 Some(offset) => self.fork_anchor(&state, offset)?,
+            };
+            if state.is_volatile() && anchor > state.cold_end() {
+                // The fork will need these bytes for longer than the process lives.
+                self.keep_volatile(&source, &mut state);
+                return Err(Undone::Wait);
             }
+            anchor
         };
         let invalid = || {
             Undone::refused(Refusal::with(
@@ -293,19 +299,25 @@ impl Engine {
             return Err(Undone::Wait);
         }
         let position = state.start;
+        let volatile = state.is_volatile();
         let frame = Frame {
-            records,
+            records: if volatile { 0 } else { records },
             position,
             epoch: state.last_epoch(),
             extra: &config,
-            payload: &wire,
+            payload: if volatile { &[] } else { &wire },
             ..Frame::control(FrameKind::Create, id, now_ms)
         };
         self.directory.mark_dirty(&stream, &mut state.dirty);
         if let (Some(point), Some(source)) = (&fork, &mut source_state) {
             self.directory.mark_dirty(&point.source, &mut source.dirty);
         }
-        let staged = self.push_create(&stream, &mut state, frame, fork.as_ref());
+        let visible = Visible {
+            tail: state.tail + wire.len() as u64,
+            records: state.records + u64::from(records),
+            closed: state.closed,
+        };
+        let staged = self.push_create(&stream, &mut state, frame, visible, fork.as_ref());
         let (sequence, fork_added) = match staged {
             Ok(sequences) => sequences,
             Err(reason) => {
@@ -326,11 +338,8 @@ impl Engine {
         if !wire.is_empty() {
             state.push_bytes(&wire, records);
         }
-        if !state.class.waits_for_sync() {
-            state.publish_applied();
-        }
         self.metrics.creates.add(1);
-        self.metrics.hot_bytes.add(wire.len() as u64);
+        self.hot_counter(&state).add(wire.len() as u64);
         let (offset, closed) = (self.applied_tail(&state), state.closed);
         drop(state);
         Ok(Created {
@@ -338,7 +347,7 @@ impl Engine {
             new: true,
             offset,
             closed,
-            gate: sequence,
+            gate: Gate::synced(sequence),
         })
     }
 
@@ -385,24 +394,21 @@ impl Engine {
         stream: &Arc<Stream>,
         state: &mut StreamState,
         frame: Frame<'_>,
+        visible: Visible,
         fork: Option<&ForkPoint>,
     ) -> Result<(u64, Option<u64>), crate::shard::batch::NotStaged> {
         let mut open = self.shard.open()?;
         open.admit(frame.encoded_len() + 64, false)?;
-        open.needs_sync = true;
-        let visible = Visible {
-            tail: state.tail + frame.payload.len() as u64,
-            records: state.records + u64::from(frame.records),
-            closed: state.closed,
-        };
-        open.touch(stream, state, visible);
+        open.touch(stream, state, visible, Stage::Synced);
         let added = fork.map(|point| {
             open.push(
                 Frame::control(FrameKind::ForkAdded, point.source.id, frame.time_ms),
                 true,
             )
         });
-        Ok((open.push(frame, false), added))
+        let sequence = open.push(frame, false);
+        open.wants(sequence, Stage::Synced);
+        Ok((sequence, added))
     }
 }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
 use crate::error::ErrorCode;
-use crate::model::StreamId;
+use crate::model::{Gate, Stage, StreamId};
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::handle::Stream;
 use crate::stream::state::{Life, StreamState};
 
 impl Engine {
-    /// Deletes a stream for a client. Returns the commit number to wait for.
-    pub fn delete(&self, stream: &Arc<Stream>, now_ms: u64) -> Result<u64, Undone> {
+    /// Deletes a stream for a client. Returns what to wait for.
+    pub fn delete(&self, stream: &Arc<Stream>, now_ms: u64) -> Result<Gate, Undone> {
         let (gate, release) = {
             let mut state = stream.lock();
             self.check_life(stream, &mut state, now_ms)?;
@@ -22,7 +22,7 @@ impl Engine {
         if let Some(source) = release {
             self.purge_unneeded(source, now_ms);
         }
-        Ok(gate)
+        Ok(Gate::synced(gate))
     }
 
     /// Turns an expired stream into a deleted one; the 404 that follows waits for its frame.
@@ -60,14 +60,14 @@ impl Engine {
         let sequence = {
             let mut open = self.shard.open()?;
             open.admit(FRAME_HEADER_BYTES, true)?;
-            open.needs_sync = true;
-            open.touch(stream, state, state.visible);
-            open.push(Frame::control(kind, stream.id, now_ms), false)
+            open.touch(stream, state, state.visible, Stage::Synced);
+            let sequence = open.push(Frame::control(kind, stream.id, now_ms), false);
+            open.wants(sequence, Stage::Synced);
+            sequence
         };
         let release = (kind == FrameKind::SoftDelete && !soft).then_some(stream.id);
-        self.metrics
-            .hot_bytes
-            .sub(state.apply_delete(kind == FrameKind::Purge, sequence));
+        let freed = state.apply_delete(kind == FrameKind::Purge, sequence);
+        self.hot_counter(state).sub(freed);
         Ok((sequence, release))
     }
 
@@ -108,9 +108,8 @@ impl Engine {
         let (purged, released) = {
             let mut open = self.shard.open().map_err(|_| ())?;
             open.admit(2 * FRAME_HEADER_BYTES, true).map_err(|_| ())?;
-            open.needs_sync = true;
             let visible = state.visible;
-            open.touch(&stream, &mut state, visible);
+            open.touch(&stream, &mut state, visible, Stage::Synced);
             let purged = open.push(
                 Frame::control(FrameKind::Purge, id, now_ms),
                 source.is_some(),
@@ -121,9 +120,11 @@ impl Engine {
                     false,
                 )
             });
+            open.wants(released.unwrap_or(purged), Stage::Synced);
             (purged, released)
         };
-        self.metrics.hot_bytes.sub(state.apply_delete(true, purged));
+        let freed = state.apply_delete(true, purged);
+        self.hot_counter(&state).sub(freed);
         self.shard.kick();
         let (Some(source), Some(mut source_state), Some(released)) =
             (source.as_ref(), source_state, released)

@@ -17,7 +17,7 @@ use crate::log::directory::Directory;
 use crate::log::recover::recover;
 use crate::log::wal::WalCursor;
 use crate::metrics::Metrics;
-use crate::model::{Offset, StreamId};
+use crate::model::{Class, Gate, Offset, Stage, StreamId};
 use crate::refusal::Refusal;
 use crate::shard::ack::Mailbox;
 use crate::shard::batch::NotStaged;
@@ -46,15 +46,15 @@ pub struct Engine {
 pub enum Undone {
     /// Nothing has changed; try again after the next commit.
     Wait,
-    /// Refused on state that becomes final at commit number `gate`.
-    Refused { refusal: Refusal, gate: u64 },
+    /// Refused on state that becomes final when `gate` opens.
+    Refused { refusal: Refusal, gate: Gate },
 }
 
 impl Undone {
     pub fn refused(refusal: impl Into<Refusal>) -> Undone {
         Undone::Refused {
             refusal: refusal.into(),
-            gate: 0,
+            gate: Gate::OPEN,
         }
     }
 }
@@ -129,17 +129,46 @@ impl Engine {
         self.highest_epoch.load(Ordering::Acquire)
     }
 
-    /// Commit number that a reply revealing this state must wait for; 0 = none.
-    pub fn reveal_gate(&self, state: &StreamState) -> u64 {
-        let sequence = if state.class.waits_for_sync() {
-            state.reveal_sequence
-        } else {
-            state.control_sequence
+    /// What a reply that reveals this state must wait for.
+    pub fn reveal_gate(&self, state: &StreamState) -> Gate {
+        let gate = match state.class.stage() {
+            Stage::Synced => Gate::synced(state.reveal_sequence),
+            // What the stream is must be final in every class before anything is told about it.
+            _ if state.control_sequence > self.shard.synced() => {
+                Gate::synced(if state.class == Class::Disk {
+                    state.reveal_sequence
+                } else {
+                    state.control_sequence
+                })
+            }
+            stage => Gate {
+                sequence: state.reveal_sequence,
+                stage,
+            },
         };
-        if sequence > self.shard.synced() {
-            sequence
+        self.unless_reached(gate)
+    }
+
+    /// The gate behind which the stream's identity and configuration are final.
+    pub fn control_gate(&self, state: &StreamState) -> Gate {
+        self.unless_reached(Gate::synced(state.control_sequence))
+    }
+
+    fn unless_reached(&self, gate: Gate) -> Gate {
+        if self.shard.reached(gate) {
+            Gate::OPEN
         } else {
-            0
+            gate
+        }
+    }
+
+    /// How far the next append to this stream must come before it is told or shown.
+    pub fn append_stage(&self, state: &StreamState) -> Stage {
+        if state.control_sequence > self.shard.synced() {
+            // Who recovers an older configuration would not know that these bytes may be missing.
+            Stage::Synced
+        } else {
+            state.class.stage()
         }
     }
 
@@ -193,6 +222,7 @@ impl Engine {
             recovered.next_sequence,
             retained,
             mailboxes,
+            config.disk_sync_ms,
             Fault::new(config.fault_sync_delay_ms, config.fault_fail),
         );
         let engine = Engine::new(
@@ -224,7 +254,6 @@ impl Engine {
                 if open.admit(FRAME_HEADER_BYTES, true).is_err() {
                     return false;
                 }
-                open.needs_sync = true;
                 open.push(
                     Frame::control(FrameKind::CleanStop, StreamId(0), self.now_ms()),
                     false,

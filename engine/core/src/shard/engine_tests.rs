@@ -21,7 +21,7 @@ fn with_engine<T>(directory: &TestDirectory, work: impl FnOnce(&Engine) -> T) ->
     let committing = Arc::clone(&engine);
     let thread = std::thread::spawn(move || committing.shard.run_commit_thread());
     let result = work(&engine);
-    engine.shard.stop_thread();
+    engine.shard.stop_threads();
     thread.join().expect("commit thread");
     result
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::ErrorCode;
-use crate::model::{Class, ContentType, Media, Offset};
+use crate::model::{Class, ContentType, Gate, Media, Offset};
 use crate::refusal::Refusal;
 use crate::shard::create::json_refusal;
 use crate::shard::engine::{Engine, Undone};
@@ -31,7 +31,7 @@ impl Engine {
     /// Repeats an operation that had to wait, and waits for the commit number of its outcome.
     fn until_done<T>(
         &self,
-        mut attempt: impl FnMut() -> Result<(T, u64), Undone>,
+        mut attempt: impl FnMut() -> Result<(T, Gate), Undone>,
     ) -> Result<T, Refusal> {
         let started_us = self.doors.clock.monotonic_us();
         loop {
@@ -57,8 +57,8 @@ impl Engine {
         }
     }
 
-    fn acknowledged(&self, gate: u64) -> Result<(), Refusal> {
-        if gate == 0 || self.shard.wait_synced(gate, PATIENCE) {
+    fn acknowledged(&self, gate: Gate) -> Result<(), Refusal> {
+        if gate.is_open() || self.shard.wait_for(gate, PATIENCE) {
             return Ok(());
         }
         Err(ErrorCode::OutcomeUnknown.into())
@@ -75,8 +75,11 @@ impl Engine {
         content_type: &str,
         class: Option<Class>,
     ) -> Result<bool, Refusal> {
-        if class.is_some_and(|class| !class.available()) {
-            return Err(ErrorCode::DurabilityUnavailable.into());
+        if let Some(needs) = class.and_then(Class::needs) {
+            return Err(Refusal::with(
+                ErrorCode::DurabilityUnavailable,
+                format!("The class {needs}."),
+            ));
         }
         let request = CreateRequest {
             content_type: Some(content_type),
@@ -119,6 +122,21 @@ impl Engine {
         })
     }
 
+    /// Changes the class of a stream; returns when the change is durable.
+    pub fn local_set_class(&self, path: &str, class: Class) -> Result<Class, Refusal> {
+        let changed = self.until_done(|| {
+            let stream = self.local_stream(path)?;
+            self.set_class(&stream, class, self.now_ms())
+                .map(|gate| (class, gate))
+        });
+        if changed.is_err()
+            && let Ok(stream) = self.local_stream(path)
+        {
+            self.abandon_class_change(&stream);
+        }
+        changed
+    }
+
     pub fn local_delete(&self, path: &str) -> Result<bool, Refusal> {
         let deleted = self.until_done(|| {
             let stream = self.local_stream(path)?;
@@ -137,12 +155,7 @@ impl Engine {
             let stream = self.local_stream(path)?;
             let mut state = stream.lock();
             self.check_life(&stream, &mut state, self.now_ms())?;
-            let gate = if state.control_sequence > self.shard.synced() {
-                state.control_sequence
-            } else {
-                0
-            };
-            Ok((self.visible_tail(&state), gate))
+            Ok((self.visible_tail(&state), self.control_gate(&state)))
         });
         match found {
             Ok(tail) => Ok(Some(tail)),
@@ -170,7 +183,7 @@ impl Engine {
             let gate = {
                 let mut state = stream.lock();
                 self.check_life(&stream, &mut state, self.now_ms())?;
-                state.control_sequence
+                self.control_gate(&state)
             };
             Ok((stream, gate))
         })?;

@@ -110,6 +110,7 @@ impl Engine {
             let now_ms = self.now_ms();
             self.purge_requested();
             self.prepare_spares();
+            self.spill_volatile();
             let retained = self.metrics.wal_retained_bytes.get();
             if retained >= QUIET_CHECKPOINT_BYTES
                 && quiet.lasts(self.shard.staged(), self.doors.clock.monotonic_us())
@@ -194,6 +195,7 @@ impl Engine {
             metrics: &self.metrics,
             losses: &self.losses,
             highest_epoch: self.highest_epoch(),
+            boot_id: self.doors.boot_id,
             staged,
             leave_packs: &leave_packs,
             wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),

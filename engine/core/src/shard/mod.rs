@@ -3,6 +3,7 @@
 
 pub mod ack;
 pub mod batch;
+pub mod class;
 pub mod commit;
 pub mod create;
 pub mod delete;
@@ -13,4 +14,5 @@ pub mod list;
 pub mod local;
 pub mod maintain;
 pub mod read;
+pub mod threads;
 pub mod write;

@@ -48,7 +48,7 @@ struct Parts {
 fn parts(state: &StreamState) -> Parts {
     Parts {
         start: state.start,
-        extents: Arc::clone(&state.extents),
+        extents: state.readable_extents(),
         flushing: state.flushing.clone(),
     }
 }
@@ -121,10 +121,10 @@ impl Engine {
         let (owner, limit) = self.owner_of(stream, position)?;
         let extents = {
             let state = owner.lock();
-            if position >= state.cold_end() {
+            if position >= state.file_end() {
                 return Ok(None);
             }
-            Arc::clone(&state.extents)
+            state.readable_extents()
         };
         let found = self.cold.piece(&extents, position)?;
         Ok(found.map(|piece| Piece {
@@ -191,7 +191,7 @@ impl Engine {
         let (parts, in_hot, hot_is_all) = {
             let state = stream.lock();
             let in_hot = first_reaching(&state.hot.index, key);
-            let hot_is_all = state.extents.is_empty() && state.flushing.is_none();
+            let hot_is_all = state.file_end() == state.start && state.flushing.is_none();
             (parts(&state), in_hot, hot_is_all)
         };
         if hot_is_all {

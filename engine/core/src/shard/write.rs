@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind};
 use crate::error::ErrorCode;
-use crate::model::Offset;
+use crate::metrics::Counter;
+use crate::model::{Gate, Offset, Stage};
 use crate::refusal::Refusal;
+use crate::shard::batch::NotStaged;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::append::{AppendDecision, AppendRequest, decide};
 use crate::stream::handle::Stream;
@@ -19,8 +21,8 @@ pub struct Appended {
     /// The producer's epoch and highest accepted sequence, if it sent a tuple.
     pub producer: Option<(u64, u64)>,
     pub duplicate: bool,
-    /// Commit number to wait for before this may be told; 0 = none.
-    pub gate: u64,
+    /// What to wait for before this may be told.
+    pub gate: Gate,
 }
 
 /// Staging buffers that live as long as their reactor.
@@ -98,69 +100,155 @@ impl Engine {
         now_ms: u64,
         scratch: &mut WriteScratch,
     ) -> Result<Appended, Undone> {
-        if self.hot_bytes_exhausted() && !self.shard.failed() {
-            self.maintenance.request_checkpoint();
+        if state.changing {
             return Err(Undone::Wait);
         }
+        self.check_room(state, request.close)?;
         let extra = AppendExtra {
             producer: request.producer,
             stream_seq: request.stream_seq,
         };
-        scratch.extra.clear();
-        extra.encode(&mut scratch.extra);
-        let time_ms = now_ms.max(state.last_time_ms);
-        let frame = Frame {
-            flags: extra.flags() | if request.close { FLAG_CLOSE } else { 0 },
-            records,
+        let append = AppliedAppend {
+            sequence: 0,
             position: state.tail,
-            epoch,
-            extra: &scratch.extra,
-            payload: wire,
-            ..Frame::control(FrameKind::Append, stream.id, time_ms)
-        };
-        let visible = Visible {
-            tail: state.tail + wire.len() as u64,
-            records: state.records + u64::from(records),
-            closed: state.closed || request.close,
-        };
-        let waits = state.class.waits_for_sync() || request.close;
-        self.directory.mark_dirty(stream, &mut state.dirty);
-        let sequence = {
-            let mut open = self.shard.open()?;
-            open.admit(frame.encoded_len(), request.close)?;
-            open.needs_sync |= waits;
-            open.all_wait_for_sync &= waits;
-            open.touch(stream, state, visible);
-            open.push(frame, false)
-        };
-        state.apply_append(&AppliedAppend {
-            sequence,
-            position: state.tail,
-            time_ms,
+            time_ms: now_ms.max(state.last_time_ms),
             epoch,
             records,
             close: request.close,
             extra,
             payload: wire,
-        });
-        if !waits {
-            state.publish_applied();
-        }
+        };
+        let gate = if state.is_volatile() && !request.close {
+            self.apply_volatile(stream, state, append)?
+        } else {
+            scratch.extra.clear();
+            extra.encode(&mut scratch.extra);
+            self.stage_frame(stream, state, append, &scratch.extra)?
+        };
         self.metrics.appends.add(1);
         self.metrics.append_bytes.add(wire.len() as u64);
-        self.metrics.hot_bytes.add(wire.len() as u64);
         Ok(Appended {
             offset: self.applied_tail(state),
             closed: state.closed,
             producer: request.producer.map(|tag| (tag.epoch, tag.seq)),
             duplicate: false,
-            // An append to a stream whose creation may still be lost waits for that, in every class.
-            gate: if waits {
-                sequence
-            } else {
-                self.reveal_gate(state)
-            },
+            gate,
         })
+    }
+
+    /// Stages the append's frame and applies it. An `ephemeral` stream gets here only to be closed: its frame
+    /// has no bytes, which stay in memory alone.
+    fn stage_frame(
+        &self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        mut append: AppliedAppend<'_>,
+        extra: &[u8],
+    ) -> Result<Gate, Undone> {
+        let volatile = state.is_volatile();
+        let (position, payload, records): (u64, &[u8], u32) = if volatile {
+            (state.cold_end(), &[], 0)
+        } else {
+            (state.tail, append.payload, append.records)
+        };
+        let frame = Frame {
+            flags: append.extra.flags() | if append.close { FLAG_CLOSE } else { 0 },
+            records,
+            position,
+            epoch: append.epoch,
+            extra,
+            payload,
+            ..Frame::control(FrameKind::Append, stream.id, append.time_ms)
+        };
+        let visible = Visible {
+            tail: state.tail + append.payload.len() as u64,
+            records: state.records + u64::from(append.records),
+            closed: state.closed || append.close,
+        };
+        let stage = if append.close {
+            Stage::Synced
+        } else {
+            self.append_stage(state)
+        };
+        let weak = !state.class.waits_for_sync();
+        self.directory.mark_dirty(stream, &mut state.dirty);
+        let sequence = {
+            let mut open = self.shard.open()?;
+            match open.admit(frame.encoded_len(), append.close) {
+                Err(NotStaged::Wait) if weak && !append.close => return Err(weak_refused()),
+                admitted => admitted?,
+            }
+            open.touch(stream, state, visible, stage);
+            let sequence = open.push(frame, false);
+            open.wants(sequence, stage);
+            sequence
+        };
+        if weak {
+            self.shard.saw_weak();
+        }
+        append.sequence = sequence;
+        state.apply_append(&append);
+        if stage == Stage::Applied {
+            state.publish_applied();
+        }
+        self.hot_counter(state).add(append.payload.len() as u64);
+        // Nothing to wait for: a `memory` append is done.
+        Ok(match stage {
+            Stage::Applied => Gate::OPEN,
+            stage => Gate { sequence, stage },
+        })
+    }
+
+    /// An append that ends with the process: no frame, nothing to wait for once the stream itself is final.
+    fn apply_volatile(
+        &self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        mut append: AppliedAppend<'_>,
+    ) -> Result<Gate, Undone> {
+        if self.append_stage(state) == Stage::Synced {
+            return Err(Undone::Wait);
+        }
+        if self.shard.failed() {
+            return Err(NotStaged::Failed.into());
+        }
+        append.sequence = state.applied_sequence;
+        state.apply_append(&append);
+        state.publish_applied();
+        self.hot_counter(state).add(append.payload.len() as u64);
+        self.shard.saw_weak();
+        self.shard.wake_readers(stream);
+        Ok(Gate::OPEN)
+    }
+
+    /// Memory has a bound: strong appends wait for the checkpoint that makes room, weak ones are refused.
+    fn check_room(&self, state: &StreamState, close: bool) -> Result<(), Undone> {
+        if state.is_volatile() {
+            let bound = self.config.ephemeral_bytes_max.saturating_mul(2);
+            if self.metrics.ephemeral_bytes.get() > bound && !close {
+                self.maintenance.wake();
+                return Err(weak_refused());
+            }
+            return Ok(());
+        }
+        if !self.hot_bytes_exhausted() || self.shard.failed() {
+            return Ok(());
+        }
+        self.maintenance.request_checkpoint();
+        Err(if state.class.waits_for_sync() || close {
+            Undone::Wait
+        } else {
+            weak_refused()
+        })
+    }
+
+    /// Which gauge counts the bytes that a stream has in memory.
+    pub fn hot_counter(&self, state: &StreamState) -> &Counter {
+        if state.is_volatile() {
+            &self.metrics.ephemeral_bytes
+        } else {
+            &self.metrics.hot_bytes
+        }
     }
 
     /// A stream that is not live refuses everything; one that has expired is deleted first.
@@ -180,14 +268,9 @@ impl Engine {
             Life::SoftDeleted => ErrorCode::StreamGone,
             Life::Gone => ErrorCode::StreamNotFound,
         };
-        let gate = if state.control_sequence > self.shard.synced() {
-            state.control_sequence
-        } else {
-            0
-        };
         Err(Undone::Refused {
             refusal: code.into(),
-            gate,
+            gate: self.control_gate(state),
         })
     }
 
@@ -195,4 +278,12 @@ impl Engine {
         self.metrics.hot_bytes.get()
             > self.config.checkpoint_bytes * crate::limits::HOT_BYTES_FACTOR
     }
+}
+
+/// A weak append does not wait for room: whoever sends it prefers to know.
+fn weak_refused() -> Undone {
+    Undone::refused(Refusal::with(
+        ErrorCode::ServerBusy,
+        "The log cannot keep up, and an append of this class does not wait for it.",
+    ))
 }

@@ -150,10 +150,10 @@ fn decide_on_closed(
 }
 
 fn decide_producer(state: &StreamState, tag: &ProducerTag<'_>, tail_epoch: u64) -> AppendDecision {
-    // After a possible loss of a weak stream's tail, a producer's first append says where it is.
+    // After a possible loss of the stream's tail, a producer's first append says where it is.
     let weak = !state.class.waits_for_sync();
     let Some(known) = state.producer(tag.id) else {
-        if tag.seq == 0 || (weak && tail_epoch > state.id.0) {
+        if tag.seq == 0 || tail_epoch > state.id.0 {
             return AppendDecision::Accept;
         }
         return refuse_gap(0, tag.seq);
@@ -163,7 +163,9 @@ fn decide_producer(state: &StreamState, tag: &ProducerTag<'_>, tail_epoch: u64) 
         refusal.headers.producer_epoch = Some(known.epoch);
         return AppendDecision::Refuse(refusal);
     }
-    if weak && known.stream_epoch < tail_epoch {
+    // What a strong stream remembers is in it, whatever was lost since: a repetition stays one.
+    let lost = known.stream_epoch < tail_epoch;
+    if lost && (weak || tag.epoch > known.epoch || tag.seq > known.last_seq) {
         return AppendDecision::Accept;
     }
     if tag.epoch > known.epoch {

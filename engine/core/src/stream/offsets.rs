@@ -7,22 +7,42 @@
 //! - `I-OFFSET-1` No offset ever names two different byte strings.
 //! - `I-OFFSET-2` No response spans an epoch boundary; the read that starts at one carries the gap.
 
+use crate::codec::Reader;
 use crate::error::ErrorCode;
-use crate::model::Offset;
+use crate::model::{Class, Offset};
 use crate::refusal::Refusal;
 use crate::stream::state::StreamState;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum GapReason {
-    Crash,
-    Recreated,
+    Crash = 0,
+    Recreated = 1,
+    Restore = 2,
+    Corruption = 3,
+    Retention = 4,
 }
 
 impl GapReason {
+    const ALL: [GapReason; 5] = [
+        GapReason::Crash,
+        GapReason::Recreated,
+        GapReason::Restore,
+        GapReason::Corruption,
+        GapReason::Retention,
+    ];
+
+    pub fn from_u8(value: u8) -> Option<GapReason> {
+        GapReason::ALL.get(value as usize).copied()
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             GapReason::Crash => "crash",
             GapReason::Recreated => "recreated",
+            GapReason::Restore => "restore",
+            GapReason::Corruption => "corruption",
+            GapReason::Retention => "retention",
         }
     }
 }
@@ -44,24 +64,91 @@ pub struct ReadStart {
     pub gap: Option<Gap>,
 }
 
-/// Possible losses of weaker classes: one global list, newest last, no write per stream.
+/// A moment at which streams may have lost their tail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// Epoch that begins with it.
+    pub epoch: u64,
+    /// Strongest class that it concerns.
+    pub reach: Class,
+    pub reason: GapReason,
+}
+
+const LOSS_BYTES: usize = 10;
+
+impl Loss {
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.epoch.to_le_bytes());
+        out.push(self.reach as u8);
+        out.push(self.reason as u8);
+    }
+
+    pub fn decode(reader: &mut Reader<'_>) -> Option<Loss> {
+        Some(Loss {
+            epoch: reader.u64()?,
+            reach: Class::from_u8(reader.u8()?)?,
+            reason: GapReason::from_u8(reader.u8()?)?,
+        })
+    }
+}
+
+/// Possible losses: one global list, oldest first, no write per stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Epochs begun by an unclean restart.
-    pub unclean_starts: Vec<u64>,
+    events: Vec<Loss>,
+    /// Newest epoch per class, so that an append does not search.
+    newest: [u64; Class::ALL.len()],
 }
 
 impl Losses {
-    /// Epoch that the next byte of the stream belongs to.
+    /// Adds an event unless it is known already; replay sees some twice.
+    pub fn add(&mut self, loss: Loss) {
+        if loss.epoch == 0 || self.find(loss.epoch).is_some() {
+            return;
+        }
+        for newest in &mut self.newest[..=loss.reach as usize] {
+            *newest = (*newest).max(loss.epoch);
+        }
+        self.events.push(loss);
+    }
+
+    pub fn events(&self) -> &[Loss] {
+        &self.events
+    }
+
+    fn find(&self, epoch: u64) -> Option<&Loss> {
+        self.events.iter().rev().find(|loss| loss.epoch == epoch)
+    }
+
+    /// Why an epoch began.
+    fn reason(&self, epoch: u64) -> GapReason {
+        self.find(epoch)
+            .map_or(GapReason::Crash, |loss| loss.reason)
+    }
+
+    /// Epoch that the next byte of the stream belongs to. What happened before it had its class does not count.
     pub fn tail_epoch(&self, state: &StreamState) -> u64 {
-        let last = state.last_epoch();
-        if state.class.waits_for_sync() {
-            return last;
+        let newest = self.newest[state.class as usize];
+        if newest > state.class_since {
+            state.last_epoch().max(newest)
+        } else {
+            state.last_epoch()
         }
-        match self.unclean_starts.last() {
-            Some(epoch) if *epoch > state.id.0 => last.max(*epoch),
-            _ => last,
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.events.len() * LOSS_BYTES);
+        self.events.iter().for_each(|loss| loss.encode(&mut out));
+        out
+    }
+
+    /// `None`: the bytes are not a list of losses.
+    pub fn decode(bytes: &[u8]) -> Option<Losses> {
+        let mut losses = Losses::default();
+        for chunk in bytes.chunks(LOSS_BYTES) {
+            losses.add(Loss::decode(&mut Reader::new(chunk))?);
         }
+        Some(losses)
     }
 }
 
@@ -100,10 +187,11 @@ fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
 }
 
 /// The gap that a reader passes at `position` if an epoch begins there.
-pub fn gap_at(state: &StreamState, position: u64) -> Option<Gap> {
+pub fn gap_at(state: &StreamState, losses: &Losses, position: u64) -> Option<Gap> {
     let (epoch, _) = state
         .later_epochs
         .iter()
+        .rev()
         .find(|(_, start)| *start == position)?;
     let from = Offset {
         epoch: epoch_of_byte_before(state, position),
@@ -116,7 +204,7 @@ pub fn gap_at(state: &StreamState, position: u64) -> Option<Gap> {
     (from.epoch != to.epoch).then_some(Gap {
         from,
         to,
-        reason: GapReason::Crash,
+        reason: losses.reason(to.epoch),
         certain: false,
     })
 }
@@ -178,7 +266,7 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
                 gap: Some(Gap {
                     from: offset,
                     to,
-                    reason: GapReason::Crash,
+                    reason: losses.reason(next_epoch),
                     certain,
                 }),
             })
@@ -215,7 +303,7 @@ fn epoch_range(
     }
 }
 
-/// An epoch that began at an unclean start and of which this stream kept no byte: whatever was written in it is
+/// An epoch that began at a possible loss and of which this stream kept no byte: whatever was written in it is
 /// lost, and reading goes on where the next one begins.
 fn resolve_lost(
     state: &StreamState,
@@ -223,10 +311,7 @@ fn resolve_lost(
     tail_epoch: u64,
     offset: Offset,
 ) -> Option<ReadStart> {
-    let may_have_had_it = !state.class.waits_for_sync()
-        && offset.epoch > state.id.0
-        && losses.unclean_starts.contains(&offset.epoch);
-    if !may_have_had_it {
+    if offset.epoch <= state.first_epoch || losses.find(offset.epoch).is_none() {
         return None;
     }
     let next = state
@@ -238,7 +323,7 @@ fn resolve_lost(
     let gap = Gap {
         from: offset,
         to,
-        reason: GapReason::Crash,
+        reason: losses.reason(epoch),
         certain: offset.position > position,
     };
     (offset.position >= position).then_some(ReadStart {
@@ -280,7 +365,7 @@ fn resolve_foreign(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Class, StreamId};
+    use crate::model::StreamId;
 
     fn memory_stream() -> StreamState {
         let mut state = StreamState::new(StreamId(100), Class::Memory, 0);
@@ -292,9 +377,12 @@ mod tests {
     #[test]
     fn a_crash_turns_a_lost_position_into_a_gap_and_never_reuses_it() {
         let state = memory_stream();
-        let losses = Losses {
-            unclean_starts: vec![200],
-        };
+        let mut losses = Losses::default();
+        losses.add(Loss {
+            epoch: 200,
+            reach: Class::Memory,
+            reason: GapReason::Crash,
+        });
         assert_eq!(
             visible_tail(&state, &losses),
             Offset {

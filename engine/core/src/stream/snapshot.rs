@@ -1,12 +1,16 @@
 //! A stream's state as bytes: the value of its catalog entry and the configuration of its create frame.
 //!
 //! ```text
-//! version u8 (1) | id u64 | class u8 | life u8 | flags u8 | created u64 | first epoch u64 | fork count u32
-//! start u64 | start records u64 | tail u64 | records u64 | last time u64 | applied u64 | control u64
+//! version u8 (2) | id u64 | class u8 | life u8 | flags u8 | created u64 | first epoch u64 | fork count u32
+//! start u64 | start records u64 | tail u64 | records u64 | last time u64 | applied u64 | control u64 | class since u64
 //! path short | content type short | later epochs u32 x (u64, u64)
 //! by flags: closed by (epoch, seq, short) | expiry | fork | stream seq short | producers u32 x (short, 4 x u64)
+//!           damaged u32 x (start u64, end u64)
 //! extents u32 x extent       (only in the catalog; a create frame has none)
 //! ```
+//!
+//! Of an `ephemeral` stream only what outlives the process is written: its identity, its configuration, and the
+//! bytes that an earlier, stronger class or a fork has put into a checkpoint.
 
 use std::sync::Arc;
 
@@ -16,13 +20,14 @@ use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::state::{ClosedBy, Expiry, Fork, Life, ProducerState, Producers, StreamState};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const CLOSED: u8 = 1;
 const CLOSED_BY: u8 = 2;
 const EXPIRY: u8 = 4;
 const FORK: u8 = 8;
 const STREAM_SEQ: u8 = 16;
 const PRODUCERS: u8 = 32;
+const DAMAGED: u8 = 64;
 
 /// Encodes everything but the extents, which a checkpoint knows only after writing.
 pub fn encode(path: &str, content_type: &ContentType, state: &StreamState, out: &mut Vec<u8>) {
@@ -34,21 +39,26 @@ pub fn encode(path: &str, content_type: &ContentType, state: &StreamState, out: 
     put_u64(out, state.created_ms);
     put_u64(out, state.first_epoch);
     out.extend_from_slice(&state.fork_count.to_le_bytes());
+    let (tail, records) = state.lasting_tail();
     for value in [
         state.start,
         state.start_records,
-        state.tail,
-        state.records,
+        tail,
+        records,
         state.last_time_ms,
         state.applied_sequence,
         state.control_sequence,
+        state.class_since,
     ] {
         put_u64(out, value);
     }
     put_short(out, path.as_bytes());
     put_short(out, content_type.text.as_bytes());
-    put_count(out, state.later_epochs.len());
-    for (epoch, start) in &state.later_epochs {
+    let lasting = state
+        .later_epochs
+        .partition_point(|(_, start)| *start <= tail);
+    put_count(out, lasting);
+    for (epoch, start) in &state.later_epochs[..lasting] {
         put_u64(out, *epoch);
         put_u64(out, *start);
     }
@@ -64,7 +74,7 @@ fn flags(state: &StreamState) -> u8 {
         })
         | (if state.expiry.is_some() { EXPIRY } else { 0 })
         | (if state.fork.is_some() { FORK } else { 0 })
-        | (if state.stream_seq.is_some() {
+        | (if lasting_seq(state).is_some() {
             STREAM_SEQ
         } else {
             0
@@ -74,6 +84,13 @@ fn flags(state: &StreamState) -> u8 {
         } else {
             0
         })
+        | (if state.damaged.is_some() { DAMAGED } else { 0 })
+}
+
+/// `Stream-Seq` goes with the bytes it came with: without them it would refuse their repetition.
+fn lasting_seq(state: &StreamState) -> Option<&[u8]> {
+    let (tail, _) = state.lasting_tail();
+    state.stream_seq.as_deref().filter(|_| tail == state.tail)
 }
 
 fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
@@ -95,7 +112,7 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
         put_u64(out, fork.sub_offset);
         put_short(out, fork.source_path.as_bytes());
     }
-    if let Some(seq) = &state.stream_seq {
+    if let Some(seq) = lasting_seq(state) {
         put_short(out, seq);
     }
     if let Some(producers) = &state.producers {
@@ -112,6 +129,13 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
             }
         }
     }
+    if let Some(damaged) = &state.damaged {
+        put_count(out, damaged.len());
+        for (start, end) in damaged.iter() {
+            put_u64(out, *start);
+            put_u64(out, *end);
+        }
+    }
 }
 
 pub fn encode_extents(extents: &[Extent], out: &mut Vec<u8>) {
@@ -120,6 +144,8 @@ pub fn encode_extents(extents: &[Extent], out: &mut Vec<u8>) {
         let (kind, owner, number) = match extent.file {
             FileRef::Segment { owner, number } => (0u8, owner.0, number),
             FileRef::Pack { number } => (1u8, 0, number),
+            // Not an extent that outlives the process: nothing decodes it, so that a mistake is loud.
+            FileRef::Spill { number } => (2u8, 0, number),
         };
         out.push(kind);
         out.extend_from_slice(&number.to_le_bytes());
@@ -185,6 +211,7 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
     state.last_time_ms = reader.u64()?;
     state.applied_sequence = reader.u64()?;
     state.control_sequence = reader.u64()?;
+    state.class_since = reader.u64()?;
     let path = std::str::from_utf8(reader.short()?).ok()?;
     let content_type = intern(std::str::from_utf8(reader.short()?).ok()?);
     for _ in 0..reader.u32()? {
@@ -254,6 +281,13 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
             );
         }
         state.producers = Some(Box::new(producers));
+    }
+    if flags & DAMAGED != 0 {
+        let mut damaged = Vec::new();
+        for _ in 0..reader.u32()? {
+            damaged.push((reader.u64()?, reader.u64()?));
+        }
+        state.damaged = Some(Box::new(damaged));
     }
     Some(())
 }

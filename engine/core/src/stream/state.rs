@@ -6,7 +6,8 @@
 //! Invariants
 //! - `I-STATE-1` `applied_sequence` is the sequence of the newest frame this state reflects; a frame at or
 //!   below it is never applied again.
-//! - `I-STATE-2` `extents`, then `flushing`, then `hot` cover `start..tail` without hole or overlap.
+//! - `I-STATE-2` `extents`, then `spilled`, then `flushing`, then `hot` cover `start..tail` without hole or
+//!   overlap. Only `extents` outlive the process; `spilled` belongs to `ephemeral` streams alone.
 //! - `I-STATE-3` `visible` never goes back, and never passes what the class's watermark has reached.
 //! - `I-STATE-4` `last_time_ms` and index times never decrease.
 
@@ -26,6 +27,16 @@ pub enum Life {
     SoftDeleted = 1,
     /// Deleted; kept in memory only until the catalog has forgotten it.
     Gone = 2,
+}
+
+/// Whether the bytes of an `ephemeral` stream are on their way to a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    No,
+    /// The next checkpoint shall write them.
+    Wanted,
+    /// A checkpoint is writing them.
+    Taken,
 }
 
 /// What readers may see.
@@ -103,6 +114,8 @@ pub type Producers = HashMap<Box<[u8]>, ProducerState>;
 pub struct StreamState {
     pub id: StreamId,
     pub class: Class,
+    /// Highest epoch when the stream got its class: losses up to there do not concern it.
+    pub class_since: u64,
     pub life: Life,
     pub closed: bool,
     pub closed_by: Option<Box<ClosedBy>>,
@@ -124,6 +137,16 @@ pub struct StreamState {
     pub records: u64,
     pub last_time_ms: u64,
     pub extents: Arc<Vec<Extent>>,
+    /// Bytes of an `ephemeral` stream that memory had no room for, in files that every start discards.
+    pub spilled: Arc<Vec<Extent>>,
+    /// Records up to the end of the spilled extents, if there are any.
+    pub spilled_records: u64,
+    /// An `ephemeral` stream's bytes shall outlive the process after all: a fork or a stronger class needs them.
+    pub keep: Keep,
+    /// A change of class waits for a checkpoint; appends wait with it.
+    pub changing: bool,
+    /// Ranges that cannot be read back, sorted and disjoint: readers get a gap.
+    pub damaged: Option<Box<Vec<(u64, u64)>>>,
     /// Records up to the end of the extents.
     pub cold_records: u64,
     pub flushing: Option<Arc<Hot>>,
@@ -145,6 +168,7 @@ impl StreamState {
         StreamState {
             id,
             class,
+            class_since: id.0,
             life: Life::Live,
             closed: false,
             closed_by: None,
@@ -162,6 +186,11 @@ impl StreamState {
             records: 0,
             last_time_ms: created_ms,
             extents: Arc::new(Vec::new()),
+            spilled: Arc::new(Vec::new()),
+            spilled_records: 0,
+            changing: false,
+            keep: Keep::No,
+            damaged: None,
             cold_records: 0,
             flushing: None,
             hot: Hot::default(),
@@ -177,6 +206,47 @@ impl StreamState {
     /// First position that is not in a checkpoint.
     pub fn cold_end(&self) -> u64 {
         self.extents.last().map_or(self.start, Extent::end)
+    }
+
+    /// First position that is in no file at all.
+    pub fn file_end(&self) -> u64 {
+        self.spilled.last().map_or(self.cold_end(), Extent::end)
+    }
+
+    /// Records up to `file_end`.
+    pub fn file_records(&self) -> u64 {
+        if self.spilled.is_empty() {
+            self.cold_records
+        } else {
+            self.spilled_records
+        }
+    }
+
+    /// Every extent that can be read now.
+    pub fn readable_extents(&self) -> Arc<Vec<Extent>> {
+        if self.spilled.is_empty() {
+            return Arc::clone(&self.extents);
+        }
+        Arc::new([self.extents.as_slice(), self.spilled.as_slice()].concat())
+    }
+
+    /// Whether appends live in memory alone and end with the process.
+    pub fn is_volatile(&self) -> bool {
+        self.class == Class::Ephemeral
+    }
+
+    /// Whether there are bytes that only this process has.
+    pub fn has_volatile_bytes(&self) -> bool {
+        self.is_volatile() && self.cold_end() < self.tail
+    }
+
+    /// Where the stream will end after a restart, as far as this process decides: what a snapshot says.
+    pub fn lasting_tail(&self) -> (u64, u64) {
+        if self.is_volatile() && self.keep != Keep::Taken {
+            (self.cold_end(), self.cold_records)
+        } else {
+            (self.tail, self.records)
+        }
     }
 
     /// Whether extents cover everything: true of every state that a checkpoint wrote.
@@ -223,7 +293,7 @@ impl StreamState {
 
     /// Applies an append frame: bytes, producer tuple, `Stream-Seq` and close are one step.
     pub fn apply_append(&mut self, frame: &AppliedAppend<'_>) {
-        debug_assert!(frame.sequence > self.applied_sequence);
+        debug_assert!(frame.sequence > self.applied_sequence || self.is_volatile());
         debug_assert_eq!(frame.position, self.tail);
         self.applied_sequence = frame.sequence;
         self.reveal_sequence = frame.sequence;
@@ -267,6 +337,16 @@ impl StreamState {
         self.life = Life::Gone;
         self.producers = None;
         std::mem::replace(&mut self.hot, Hot::starting_at(self.tail)).len()
+    }
+
+    /// Applies a change of class.
+    pub fn apply_class(&mut self, class: Class, since: u64, epoch: u64, sequence: u64) {
+        self.begin_epoch(epoch);
+        self.class = class;
+        self.class_since = since;
+        self.applied_sequence = sequence;
+        self.reveal_sequence = sequence;
+        self.control_sequence = sequence;
     }
 
     /// Adds bytes to the hot tail with their index entry; also used for a create's first content.
@@ -344,6 +424,7 @@ fn forget_oldest(producers: &mut Producers) {
 }
 
 /// An append as its frame describes it.
+#[derive(Clone, Copy)]
 pub struct AppliedAppend<'a> {
     pub sequence: u64,
     pub position: u64,

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::spill;
 use crate::io::{Disk, DiskFile, OpenMode};
 use crate::log::pack;
 use crate::log::segment::{self, Part};
@@ -39,7 +40,7 @@ impl FileKey {
                 file,
                 part: Part::Index,
             },
-            FileRef::Pack { .. } => FileKey::data(file),
+            FileRef::Pack { .. } | FileRef::Spill { .. } => FileKey::data(file),
         }
     }
 
@@ -47,6 +48,7 @@ impl FileKey {
         match self.file {
             FileRef::Segment { owner, number } => segment::path(owner, number, self.part),
             FileRef::Pack { number } => pack::path(number),
+            FileRef::Spill { number } => spill::path(number),
         }
     }
 
