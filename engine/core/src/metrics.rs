@@ -1,14 +1,20 @@
 //! Metrics: one declarative table of counters and gauges, rendered as Prometheus text.
 //!
+//! Beside them one histogram per class: how long appends waited for their acknowledgement.
 //! Counters are relaxed atomics: they are read by people, not by decisions.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::model::Class;
 
 macro_rules! metrics {
     ($( $field:ident $kind:literal $name:literal $help:literal; )*) => {
         /// All metrics of one engine.
         #[derive(Default)]
-        pub struct Metrics { $( pub $field: Counter, )* }
+        pub struct Metrics {
+            $( pub $field: Counter, )*
+            pub append_seconds: ClassHistogram,
+        }
 
         impl Metrics {
             pub fn render(&self, out: &mut Vec<u8>) {
@@ -21,6 +27,7 @@ macro_rules! metrics {
                     out.extend_from_slice(self.$field.get().to_string().as_bytes());
                     out.push(b'\n');
                 )*
+                self.append_seconds.render(out);
             }
 
             /// Name, kind and help of every metric, for the generated documentation.
@@ -83,4 +90,62 @@ impl Counter {
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
+}
+
+/// Upper bounds of the buckets in microseconds; what is longer is only in the total.
+const BUCKETS_US: [u64; 15] = [
+    50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000,
+    1_000_000, 5_000_000,
+];
+pub const APPEND_SECONDS: (&str, &str, &str) = (
+    "millstream_append_seconds",
+    "histogram",
+    "Time from a whole append request to its acknowledgement, by class.",
+);
+
+/// Time to acknowledgement, for each class apart.
+#[derive(Default)]
+pub struct ClassHistogram {
+    classes: [Histogram; Class::ALL.len()],
+}
+
+#[derive(Default)]
+struct Histogram {
+    /// The last one is for what no bucket holds.
+    buckets: [Counter; BUCKETS_US.len() + 1],
+    sum_us: Counter,
+}
+
+impl ClassHistogram {
+    pub fn observe(&self, class: Class, took_us: u64) {
+        let histogram = &self.classes[class as usize];
+        let bucket = BUCKETS_US.partition_point(|bound| *bound < took_us);
+        histogram.buckets[bucket].add(1);
+        histogram.sum_us.add(took_us);
+    }
+
+    fn render(&self, out: &mut Vec<u8>) {
+        let (name, kind, help) = APPEND_SECONDS;
+        let mut text = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        for class in Class::ALL.into_iter().filter(|class| class.available()) {
+            let histogram = &self.classes[class as usize];
+            let class = class.name();
+            let mut count = 0;
+            for (number, bucket) in histogram.buckets.iter().enumerate() {
+                count += bucket.get();
+                let bound = BUCKETS_US
+                    .get(number)
+                    .map_or("+Inf".into(), |bound| seconds(*bound));
+                text += &format!("{name}_bucket{{class=\"{class}\",le=\"{bound}\"}} {count}\n");
+            }
+            let sum = seconds(histogram.sum_us.get());
+            text += &format!("{name}_sum{{class=\"{class}\"}} {sum}\n");
+            text += &format!("{name}_count{{class=\"{class}\"}} {count}\n");
+        }
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+fn seconds(value_us: u64) -> String {
+    format!("{}", value_us as f64 / 1e6)
 }

@@ -4,7 +4,7 @@ use crate::codec::ProducerTag;
 use crate::error::ErrorCode;
 use crate::model::{Media, Offset};
 use crate::refusal::Refusal;
-use crate::serve::conn::Conn;
+use crate::serve::conn::{Conn, Measured};
 use crate::serve::http::{Head, Known, is_true, parse_decimal_u64};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond;
@@ -20,7 +20,11 @@ impl Reactor {
             Ok(appended) => {
                 let start = conn.output.len();
                 self.render_appended(conn, head, &appended, body.is_empty());
-                self.hold(conn, start, appended.gate);
+                let measured = (!appended.duplicate).then_some(Measured {
+                    class: appended.class,
+                    received_us: conn.received_us,
+                });
+                self.hold_append(conn, start, appended.gate, measured);
                 Flow::Done
             }
             Err(undone) => self.answer_undone(conn, head, undone),

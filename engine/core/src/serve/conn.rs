@@ -11,9 +11,11 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use crate::model::Gate;
+use crate::metrics::Metrics;
+use crate::model::{Class, Gate};
 use crate::serve::http::ChunkDecoder;
 use crate::serve::live::{LongPoll, Sse};
+use crate::serve::timing::{self, TimingSlot};
 use crate::shard::commit::Shard;
 use crate::stream::handle::Stream;
 
@@ -68,6 +70,11 @@ pub struct Conn {
     pub output: Vec<u8>,
     pub sent: usize,
     gates: VecDeque<HeldBack>,
+    /// Timing headers that wait for their figures, in the order of the gates.
+    pub timings: VecDeque<TimingSlot>,
+    /// The request at the front asked for its timing, and when it was there in full.
+    pub timing: bool,
+    pub received_us: u64,
     /// Epoll interest as the kernel knows it.
     pub interest: u32,
     pub keep_alive: bool,
@@ -86,6 +93,15 @@ pub struct Conn {
 struct HeldBack {
     start: usize,
     gate: Gate,
+    /// An append of this class, and when it came: its time is measured when the gate opens.
+    append: Option<Measured>,
+}
+
+/// An append whose time from request to acknowledgement is measured.
+#[derive(Clone, Copy)]
+pub struct Measured {
+    pub class: Class,
+    pub received_us: u64,
 }
 
 impl Conn {
@@ -104,6 +120,9 @@ impl Conn {
             output: Vec::new(),
             sent: 0,
             gates: VecDeque::new(),
+            timings: VecDeque::new(),
+            timing: false,
+            received_us: 0,
             interest: 0,
             keep_alive: true,
             deadline_ms: 0,
@@ -121,11 +140,15 @@ impl Conn {
     }
 
     /// Holds back everything rendered from `start` on until the gate opens.
-    pub fn close_gate(&mut self, start: usize, gate: Gate) {
+    pub fn close_gate(&mut self, start: usize, gate: Gate, append: Option<Measured>) {
         match self.gates.back() {
             // A later gate that opens no later adds nothing.
-            Some(last) if last.gate.covers(gate) => {}
-            _ => self.gates.push_back(HeldBack { start, gate }),
+            Some(last) if last.gate.covers(gate) && append.is_none() => {}
+            _ => self.gates.push_back(HeldBack {
+                start,
+                gate,
+                append,
+            }),
         }
     }
 
@@ -133,13 +156,21 @@ impl Conn {
         self.gates.len()
     }
 
-    pub fn open_gates(&mut self, shard: &Shard) {
-        while self
-            .gates
-            .front()
-            .is_some_and(|held| shard.reached(held.gate))
-        {
-            self.gates.pop_front();
+    /// Lets out what the log has reached, with its figures.
+    pub fn open_gates(&mut self, shard: &Shard, metrics: &Metrics, now_us: u64) {
+        while let Some(held) = self.gates.pop_front_if(|held| shard.reached(held.gate)) {
+            if let Some(append) = held.append {
+                metrics
+                    .append_seconds
+                    .observe(append.class, now_us.saturating_sub(append.received_us));
+            }
+            while let Some(slot) = self
+                .timings
+                .pop_front_if(|slot| held.gate.covers(slot.gate))
+            {
+                let times = shard.recent.of(slot.gate.sequence);
+                timing::fill(&mut self.output, &slot, &times, now_us);
+            }
         }
     }
 
@@ -150,6 +181,7 @@ impl Conn {
         };
         self.output.truncate(first.start);
         self.gates.clear();
+        self.timings.clear();
         true
     }
 
@@ -182,6 +214,9 @@ impl Conn {
             self.output.drain(..self.sent);
             for held in &mut self.gates {
                 held.start -= self.sent;
+            }
+            for slot in &mut self.timings {
+                slot.at -= self.sent;
             }
             self.sent = 0;
         }

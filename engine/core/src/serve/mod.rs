@@ -22,4 +22,5 @@ pub mod route;
 pub mod server;
 pub mod sys;
 pub mod time;
+pub mod timing;
 pub mod wheel;

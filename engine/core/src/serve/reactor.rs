@@ -63,6 +63,7 @@ pub struct Reactor {
     pub wheel: Wheel,
     /// For timers: never steps.
     pub now_ms: u64,
+    pub now_us: u64,
     /// For streams and dates.
     pub wall_ms: u64,
     pub date: String,
@@ -101,7 +102,8 @@ impl Reactor {
             libc::EPOLLIN as u32,
             KIND_MAILBOX << KIND_SHIFT,
         )?;
-        let now_ms = engine.doors.clock.monotonic_us() / 1000;
+        let now_us = engine.doors.clock.monotonic_us();
+        let now_ms = now_us / 1000;
         let wall_ms = engine.now_ms();
         Ok(Reactor {
             number,
@@ -114,6 +116,7 @@ impl Reactor {
             next_generation: 1,
             wheel: Wheel::new(now_ms),
             now_ms,
+            now_us,
             wall_ms,
             date: http_date(wall_ms),
             date_second: wall_ms / 1000,
@@ -191,7 +194,8 @@ impl Reactor {
     }
 
     fn read_clock(&mut self) {
-        self.now_ms = self.engine.doors.clock.monotonic_us() / 1000;
+        self.now_us = self.engine.doors.clock.monotonic_us();
+        self.now_ms = self.now_us / 1000;
         self.wall_ms = self.engine.now_ms();
         if self.wall_ms / 1000 != self.date_second {
             self.date_second = self.wall_ms / 1000;
@@ -302,11 +306,12 @@ impl Reactor {
             self.fail_parked();
         }
         let (written, synced) = (self.engine.shard.written(), self.engine.shard.synced());
+        let now_us = self.engine.doors.clock.monotonic_us();
         while let Some(token) = pop_reached(&mut self.parked_written, written)
             .or_else(|| pop_reached(&mut self.parked, synced))
         {
             if let Some(mut conn) = self.take(token) {
-                conn.open_gates(&self.engine.shard);
+                conn.open_gates(&self.engine.shard, &self.engine.metrics, now_us);
                 self.put_back(conn);
             }
         }
@@ -344,7 +349,7 @@ impl Reactor {
         let written = std::mem::take(&mut self.parked_written);
         for (_, token) in std::mem::take(&mut self.parked).into_iter().chain(written) {
             if let Some(mut conn) = self.take(token) {
-                conn.open_gates(&self.engine.shard);
+                conn.open_gates(&self.engine.shard, &self.engine.metrics, self.now_us);
                 if conn.drop_gated() {
                     conn.keep_alive = false;
                     let reply = Reply {

@@ -3,11 +3,13 @@
 use crate::error::ErrorCode;
 use crate::model::{Gate, Stage};
 use crate::refusal::Refusal;
-use crate::serve::conn::{Conn, Phase};
+use crate::serve::conn::{Conn, Measured, Phase};
 use crate::serve::http::{Head, HttpError, Known, Method};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond::{self, Reply};
+use crate::serve::timing::{self, TimingSlot};
 use crate::shard::engine::Undone;
+use crate::shard::times::CommitTimes;
 
 /// How long a closed connection may still send before its socket goes.
 const LINGER_MS: u64 = 1_000;
@@ -27,10 +29,43 @@ impl Reactor {
 
     /// Holds a rendered reply back until the log has reached `gate`.
     pub fn hold(&mut self, conn: &mut Conn, start: usize, gate: Gate) {
-        if self.engine.shard.reached(gate) {
+        self.hold_append(conn, start, gate, None);
+    }
+
+    /// The same for an append, whose time is measured.
+    pub fn hold_append(
+        &mut self,
+        conn: &mut Conn,
+        start: usize,
+        gate: Gate,
+        append: Option<Measured>,
+    ) {
+        let shard = &self.engine.shard;
+        let reached = shard.reached(gate);
+        let gate = if reached { Gate::OPEN } else { gate };
+        if conn.timing
+            && let Some(at) = timing::insert(&mut conn.output, start)
+        {
+            conn.timings.push_back(TimingSlot {
+                at,
+                gate,
+                received_us: conn.received_us,
+            });
+        }
+        if reached {
+            let now_us = self.engine.doors.clock.monotonic_us();
+            if let Some(append) = append {
+                self.engine
+                    .metrics
+                    .append_seconds
+                    .observe(append.class, now_us.saturating_sub(append.received_us));
+            }
+            if let Some(slot) = conn.timings.pop_back_if(|slot| slot.gate.is_open()) {
+                timing::fill(&mut conn.output, &slot, &CommitTimes::default(), now_us);
+            }
             return;
         }
-        conn.close_gate(start, gate);
+        conn.close_gate(start, gate, append);
         let parked = match gate.stage {
             Stage::Synced => &mut self.parked,
             Stage::Written | Stage::Applied => &mut self.parked_written,

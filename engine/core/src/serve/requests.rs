@@ -4,7 +4,9 @@ use crate::error::ErrorCode;
 use crate::limits::{HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX, PROXY_REQUEST_MAX_BYTES};
 use crate::refusal::Refusal;
 use crate::serve::conn::{ChunkedBody, Conn, Phase};
-use crate::serve::http::{ChunkDecoder, Framing, Head, HttpError, Method, Parsed, parse_head};
+use crate::serve::http::{
+    ChunkDecoder, Framing, Head, HttpError, Known, Method, Parsed, parse_head,
+};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond;
 use crate::serve::route::{Route, check_control_origin, route};
@@ -56,7 +58,8 @@ impl Reactor {
         let Phase::Waiting(kept) = std::mem::replace(&mut conn.phase, Phase::Request) else {
             return;
         };
-        conn.open_gates(&self.engine.shard);
+        let now_us = self.engine.doors.clock.monotonic_us();
+        conn.open_gates(&self.engine.shard, &self.engine.metrics, now_us);
         if let Some(chunked) = kept {
             conn.phase = Phase::Chunked(chunked);
         }
@@ -245,6 +248,10 @@ impl Reactor {
         }
         // HTTP/1.0 clients expect to be told about keep-alive; closing says the same to all of them.
         conn.keep_alive = head.keep_alive && head.minor_version > 0 && !self.stopping;
+        if conn.waiting_since_ms == 0 {
+            conn.received_us = self.now_us;
+        }
+        conn.timing = head.get(Known::MillstreamTiming) == Some(b"1");
         match self.dispatch(conn, head, body) {
             Flow::Wait if self.waited_too_long(conn) => {
                 let refusal = Refusal::with(ErrorCode::ServerBusy, "The log does not get on.");

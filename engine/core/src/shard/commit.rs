@@ -30,6 +30,7 @@ use crate::shard::batch::{NotStaged, OpenBatch, SealedBatch, Touched};
 use crate::shard::fault::Fault;
 use crate::shard::feed::Feed;
 use crate::shard::threads::{Wake, Work};
+use crate::shard::times::RecentCommits;
 use crate::stream::handle::Stream;
 
 /// A commit that takes longer counts as stalled for health checks.
@@ -66,6 +67,7 @@ pub struct Shard {
     pub feed: Feed,
     pub mailboxes: Vec<Mailbox>,
     pub retained: Mutex<Vec<RetainedFile>>,
+    pub recent: RecentCommits,
     work: Work,
 }
 
@@ -129,6 +131,7 @@ impl Shard {
             feed: Feed::default(),
             mailboxes,
             retained: Mutex::new(retained),
+            recent: RecentCommits::default(),
             work: Work::default(),
         }
     }
@@ -253,8 +256,8 @@ impl Shard {
             }
             open.seal(std::mem::take(&mut writer.spare))
         };
-        self.writing_since_us
-            .store(self.now_us(), Ordering::Relaxed);
+        let began_us = self.now_us();
+        self.writing_since_us.store(began_us, Ordering::Relaxed);
         let written = self.write_batch(&mut sealed);
         self.writing_since_us.store(0, Ordering::Relaxed);
         let file = match written {
@@ -265,7 +268,9 @@ impl Shard {
             }
         };
         let mut touched = std::mem::take(&mut sealed.touched);
-        let first_disk = self.note_unsynced(file, &sealed, &mut touched);
+        let ended_us = self.now_us();
+        self.recent.wrote(sealed.last_sequence, began_us, ended_us);
+        let first_disk = self.note_unsynced(file, &sealed, &mut touched, ended_us);
         let noted = self.show(&mut touched, &mut writer.woken);
         self.written
             .fetch_max(sealed.last_sequence, Ordering::SeqCst);
@@ -313,8 +318,8 @@ impl Shard {
         file: Arc<WalFile>,
         sealed: &SealedBatch,
         touched: &mut Vec<Touched>,
+        now_us: u64,
     ) -> bool {
-        let now_us = self.now_us();
         let mut unsynced = self.unsynced.lock();
         let known = unsynced
             .files
@@ -350,8 +355,8 @@ impl Shard {
         if files.is_empty() {
             return false;
         }
-        self.syncing_since_us
-            .store(self.now_us(), Ordering::Relaxed);
+        let began_us = self.now_us();
+        self.syncing_since_us.store(began_us, Ordering::Relaxed);
         self.work.begin_sync();
         let result = files.iter().try_for_each(|file| self.sync_file(file));
         self.work.end_sync();
@@ -360,6 +365,7 @@ impl Shard {
             self.fail(&error.to_string());
             return false;
         }
+        self.recent.synced(up_to, began_us, self.now_us());
         let noted = self.show(&mut touched, &mut syncer.woken);
         self.synced.store(up_to, Ordering::SeqCst);
         self.written.fetch_max(up_to, Ordering::SeqCst);

@@ -15,4 +15,5 @@ pub mod local;
 pub mod maintain;
 pub mod read;
 pub mod threads;
+pub mod times;
 pub mod write;

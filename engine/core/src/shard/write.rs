@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind};
 use crate::error::ErrorCode;
 use crate::metrics::Counter;
-use crate::model::{Gate, Offset, Stage};
+use crate::model::{Class, Gate, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::batch::NotStaged;
 use crate::shard::engine::{Engine, Undone};
@@ -21,6 +21,7 @@ pub struct Appended {
     /// The producer's epoch and highest accepted sequence, if it sent a tuple.
     pub producer: Option<(u64, u64)>,
     pub duplicate: bool,
+    pub class: Class,
     /// What to wait for before this may be told.
     pub gate: Gate,
 }
@@ -84,6 +85,7 @@ impl Engine {
             closed: state.closed,
             producer,
             duplicate: true,
+            class: state.class,
             gate: self.reveal_gate(state),
         }
     }
@@ -132,6 +134,7 @@ impl Engine {
             closed: state.closed,
             producer: request.producer.map(|tag| (tag.epoch, tag.seq)),
             duplicate: false,
+            class: state.class,
             gate,
         })
     }
