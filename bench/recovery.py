@@ -186,7 +186,9 @@ def is_right(record: dict[str, Any]) -> bool:
 def measure(run: session.Session, options: argparse.Namespace, root: Path) -> None:
     for state in states(options):
         made, written = prepare(state, root)
-        what = f"{written['log_bytes'] / GIB:.2f} GiB of log, {written['checkpoints']:.0f} checkpoints"
+        what = (
+            f"{written['log_bytes'] / GIB:.2f} GiB of log, {written['checkpoints']:.0f} checkpoints"
+        )
         run.say(f"{state.title}: {what}, killed")
         starts = [(number, False) for number in range(options.repetitions)]
         for number, is_cold in [*starts, (options.repetitions, True)]:
@@ -238,7 +240,9 @@ def describe(document: session.Document) -> tuple[list[str], bool]:
             f"| {report.spread(cold)} s | < {BOUND_SECONDS:g} s "
             f"| {session.verdict(passed, final=not document['quick'])} |"
         )
-    told = next((one["progress"] for one in records if one["progress"]), [])
+    told: list[tuple[float, str]] = next(
+        (one["progress"] for one in records if one["progress"]), []
+    )
     if told:
         lines += ["", "Progress, as printed:", "", "```text"]
         lines += [line for _, line in told[-3:]]

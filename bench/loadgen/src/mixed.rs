@@ -6,7 +6,8 @@
 //! that depends on i alone: the rate is exact and two loads do not march in step. What is due is
 //! sent, whatever the server does; latency counts from when it was due. Requests are assigned to
 //! the window by when they were due, and one that was never answered counts with the time waited,
-//! a lower bound. How late the generator itself sent is reported beside it.
+//! a lower bound. How late the generator itself sent is reported beside it. `--realtime N` gives the
+//! threads of the first N loads real-time priority (the system must allow it).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -63,6 +64,8 @@ struct Worker<'a> {
     requests: &'a Requests,
     pipeline: usize,
     schedule: Schedule,
+    /// Whether the thread has real-time priority.
+    runs_first: bool,
     poller: Poller,
     connections: Vec<Appender>,
     /// Per connection: what is due but not sent because the pipeline is full.
@@ -106,6 +109,7 @@ pub fn run(mut options: Options) -> Result<(String, bool), String> {
         options.take("run", std::process::id())?,
         options.take_count("body", 256)?,
     )?;
+    let realtime: usize = options.take("realtime", 0)?;
     let warmup = Duration::from_secs_f64(options.take_seconds("warmup", 1.0)?);
     let duration = Duration::from_secs_f64(options.take_seconds("seconds", 10.0)?);
     options.finish()?;
@@ -129,6 +133,9 @@ pub fn run(mut options: Options) -> Result<(String, bool), String> {
     let start = Instant::now() + LEAD;
     for (worker, load) in workers.iter_mut().zip(&loads) {
         worker.schedule = Schedule::new(start, warmup, duration, load.rate);
+    }
+    for worker in workers.iter_mut().take(realtime) {
+        worker.runs_first = true;
     }
     let finished = run_threads(workers)?;
     let cpu = sys::processor_seconds();
@@ -268,6 +275,7 @@ impl<'a> Worker<'a> {
             requests,
             pipeline,
             schedule: Schedule::new(Instant::now(), Duration::ZERO, Duration::ZERO, load.rate),
+            runs_first: false,
             poller,
             due: vec![VecDeque::new(); connections.len()],
             connections,
@@ -278,6 +286,9 @@ impl<'a> Worker<'a> {
 
     fn run(mut self) -> Result<(Tally, Vec<Ledger>), String> {
         sys::sharpen_timers().map_err(|error| format!("timer slack: {error}"))?;
+        if self.runs_first {
+            sys::run_first().map_err(|error| format!("real-time priority: {error}"))?;
+        }
         let schedule = self.schedule;
         let (mut issued, mut ready) = (0u64, Vec::new());
         let mut next = schedule.due_at(0);

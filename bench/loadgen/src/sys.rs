@@ -128,6 +128,17 @@ pub fn sharpen_timers() -> io::Result<()> {
     Ok(())
 }
 
+/// Runs this thread before all ordinary ones, as if the load came from another machine.
+pub fn run_first() -> io::Result<()> {
+    let parameter = libc::sched_param { sched_priority: 1 };
+    // SAFETY: thread 0 is the calling one and `parameter` is a valid sched_param, only read.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Raises the descriptor limit of the generator to its hard limit.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit {
