@@ -135,12 +135,13 @@ class TestMixed:
 
     def test_the_median_of_the_repetitions_decides(self) -> None:
         records = []
-        for repetition, p99 in enumerate((150.0, 900.0, 125.0)):
+        for repetition, p99 in enumerate((140.0, 900.0, 125.0)):
             records.append(mixed_run("memory", repetition, load("memory", 1, 100.0)))
             both = (load("memory", 1, p99), load("fsync", 1, 1))
             records.append(mixed_run("memory", repetition, *both))
         verdict = mixed.judge(records, "memory", 0)
-        assert (verdict.ratios, verdict.passed) == ((1.5, 9.0, 1.25), True)
+        assert verdict.ratios == pytest.approx((1.4, 9.0, 1.25))
+        assert verdict.passed is True
 
     @pytest.mark.parametrize(
         "fault", [{"busy": 1}, {"counted": 99}, {"unanswered": 1}, {"held_back": 1}]

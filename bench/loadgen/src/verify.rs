@@ -355,6 +355,20 @@ mod tests {
     }
 
     #[test]
+    fn only_success_is_an_acknowledgement() {
+        let mut ledger = Ledger {
+            streams: vec![0],
+            ..Ledger::default()
+        };
+        [204, 409, 503, 200]
+            .into_iter()
+            .for_each(|status| ledger.settle(status));
+        assert_eq!((ledger.answered, ledger.acknowledged()), (4, 2));
+        assert_eq!(ledger.refused, BTreeSet::from([1]));
+        assert_eq!(ledger.unknown, BTreeSet::from([2]));
+    }
+
+    #[test]
     fn a_stream_that_ends_inside_a_payload_is_found() {
         let payloads = Payloads::new(1, 64).unwrap();
         let ledgers = ledgers();
