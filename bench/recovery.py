@@ -21,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -204,7 +205,7 @@ def announce(run: session.Session, record: dict[str, Any]) -> None:
     mark = "all read back" if record["ok"] else "VERIFICATION FAILED"
     run.say(
         f"  {record['cache']}: ready after {record['ready_seconds']:.2f} s (bound {BOUND_SECONDS:g} s), "
-        f"{record['server_cpu_seconds']:.2f} s of processor, "
+        f"{record['server_cpu_seconds']:.2f} s of processor, foreign {record['machine']['foreign_cores']:.2f} cores, "
         f"{record['rss_bytes'] / 1e6:.0f} MB, {mark}"
     )
     for seconds, line in record["progress"][-2:]:
@@ -212,19 +213,19 @@ def announce(run: session.Session, record: dict[str, Any]) -> None:
 
 
 def judge(records: list[dict[str, Any]]) -> bool:
-    """All warm starts of one state: each below the bound, right, and with a progress line."""
-    warm = [record for record in records if record["cache"] == "warm"]
-    in_time = all(record["ready_seconds"] < BOUND_SECONDS for record in warm)
+    """One state: the median of its warm starts below the bound; each start right, with progress."""
+    warm = [record["ready_seconds"] for record in records if record["cache"] == "warm"]
+    in_time = bool(warm) and median(warm) < BOUND_SECONDS
     # A start that has nothing to replay has nothing to report either.
     told = all(record["progress"] or record["cell"] == "catalog" for record in records)
-    return bool(warm) and in_time and told and all(record["ok"] for record in records)
+    return in_time and told and all(record["ok"] for record in records)
 
 
 def describe(document: session.Document) -> tuple[list[str], bool]:
     """The table, and whether all is well."""
     lines = [
-        "| after kill -9 | log | ready, warm: median (range) | ready, cold | bound | verdict |",
-        "|---|---|---|---|---|---|",
+        "| after kill -9 | log | ready, warm: median (range) | ready, cold | foreign cores, most | bound | verdict |",
+        "|---|---|---|---|---|---|---|",
     ]
     fine = True
     records = document["records"]
@@ -232,12 +233,13 @@ def describe(document: session.Document) -> tuple[list[str], bool]:
         own = [record for record in records if record["cell"] == name]
         warm = [one["ready_seconds"] for one in own if one["cache"] == "warm"]
         cold = [one["ready_seconds"] for one in own if one["cache"] == "cold"]
+        foreign = max(one["machine"]["foreign_cores"] for one in own)
         log_bytes = own[0]["written"]["log_bytes"]
         passed = judge(own) and not (name == "log" and log_bytes < GIB and not document["quick"])
         fine &= passed
         lines.append(
             f"| {own[0]['title']} | {log_bytes / GIB:.2f} GiB | {report.spread(warm)} s "
-            f"| {report.spread(cold)} s | < {BOUND_SECONDS:g} s "
+            f"| {report.spread(cold)} s | {foreign:.2f} | < {BOUND_SECONDS:g} s "
             f"| {session.verdict(passed, final=not document['quick'])} |"
         )
     told: list[tuple[float, str]] = next(

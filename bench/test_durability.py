@@ -30,15 +30,16 @@ def start(**changes: Any) -> dict[str, Any]:
         "progress": [(0.1, "recovered 10 frames from 1 log files")],
         "written": {"write": {"acknowledged": 10, "checksum": "ab"}, "log_bytes": 2 << 30},
         "verify": {"ok": True, "verify": found},
+        "machine": {"foreign_cores": 0.0},
         "ok": True,
     }
     return record | changes
 
 
 class TestRecovery:
-    def test_each_start_counts(self) -> None:
-        assert recovery.judge([start(), start()])
-        assert not recovery.judge([start(), start(ready_seconds=5.0)])
+    def test_the_median_decides_on_time_and_every_start_on_the_rest(self) -> None:
+        assert recovery.judge([start(), start(), start(ready_seconds=9.0)])
+        assert not recovery.judge([start(), start(ready_seconds=5.0), start(ready_seconds=5.0)])
         assert not recovery.judge([start(progress=[])])
         assert not recovery.judge([start(), start(cache="cold", ok=False)])
         assert not recovery.judge([start(cache="cold")])
