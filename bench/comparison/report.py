@@ -200,7 +200,7 @@ def write(
 
 
 def provenance(servers: Sequence[str], options: dict[str, Any]) -> str:
-    lines = ["# Provenance", "", f"- taken: {options['started']}", f"- source: {_commit()}"]
+    lines = ["# Provenance", "", f"- taken: {options['started']}", f"- source: {commit()}"]
     lines += [f"- {name}: {value}" for name, value in options["machine"].items()]
     lines.append(f"- load generator: bench/loadgen of the same source, {_version('rustc')}")
     shown = {name: value for name, value in options.items() if name not in ("machine", "started")}
@@ -219,7 +219,7 @@ def _version(tool: str) -> str:
     return run_checked([tool, "--version"], tool, ROOT)
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit measured, and whether the tree had changes."""
     command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     head = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 BENCH = Path(__file__).resolve().parent.parent
 ROOT = BENCH.parent
@@ -52,9 +52,17 @@ class Kind:
 class Server:
     """A running server; use as a context manager."""
 
-    def __init__(self, kind: Kind, data: Path, *, descriptor_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        data: Path,
+        *,
+        descriptor_limit: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind = kind
         self.data = data
+        self.lines: list[tuple[float, str]] = []
         self.log = data.with_name(data.name + ".log")
         port = 0 if kind.picks_port else free_port()
         started = time.monotonic()
@@ -67,19 +75,20 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd=data.parent,
+                env=None if environment is None else {**os.environ, **environment},
                 preexec_fn=_limit_descriptors(descriptor_limit),
             )
         self.group = self.process.pid
         try:
-            self.url = self._await_ready(port)
+            self.url = self._await_ready(port, started)
         except BaseException:
             self.kill()
             raise
         self.ready_seconds = time.monotonic() - started
 
-    def _await_ready(self, port: int) -> str:
+    def _await_ready(self, port: int, started: float) -> str:
         """The address, once the server has said that it listens and accepts a connection."""
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = started + READY_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise BenchError(
@@ -87,7 +96,9 @@ class Server:
                 )
             with self.log.open("rb") as log:
                 log.seek(self._log_start)
-                found = re.search(rb"listening on http://([0-9.]+):(\d+)", log.read())
+                output = log.read()
+            self._note_lines(output, time.monotonic() - started)
+            found = re.search(rb"listening on http://([0-9.]+):(\d+)", output)
             if found:
                 host, listed = found[1].decode(), int(found[2])
                 address = (host, listed if self.kind.picks_port else port)
@@ -100,6 +111,11 @@ class Server:
         raise BenchError(
             f"{self.kind.name} is not ready after {READY_SECONDS:.0f} s: {self.tail()}"
         )
+
+    def _note_lines(self, output: bytes, seconds: float) -> None:
+        """Keeps whole lines with the time after the start at which they were first seen."""
+        whole = output[: output.rfind(b"\n") + 1].decode(errors="replace").splitlines()
+        self.lines += [(round(seconds, 3), line) for line in whole[len(self.lines) :]]
 
     def tail(self) -> str:
         """The end of the server's output in one line, for messages; no paths of this machine."""

@@ -19,6 +19,7 @@ pub struct Head {
     pub status: u16,
     pub next_offset: Option<String>,
     pub up_to_date: bool,
+    pub durability: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -146,6 +147,8 @@ impl ResponseReader {
                 head.next_offset = Some(value());
             } else if header.name.eq_ignore_ascii_case("stream-up-to-date") {
                 head.up_to_date = value().eq_ignore_ascii_case("true");
+            } else if header.name.eq_ignore_ascii_case("stream-durability") {
+                head.durability = Some(value());
             } else if header.name.eq_ignore_ascii_case("content-length") {
                 let parsed = value().parse::<u64>();
                 body_length = Some(parsed.map_err(|_| "malformed Content-Length".to_owned())?);
@@ -393,7 +396,7 @@ mod tests {
         let head = Head {
             status: 200,
             next_offset: Some("5".into()),
-            up_to_date: false,
+            ..Head::default()
         };
         assert!(next_read(&head, "5").is_err());
         assert_eq!(next_read(&head, "4"), Ok(Some("5".to_owned())));

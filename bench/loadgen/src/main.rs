@@ -4,23 +4,27 @@
 //! verified; 1: the server failed the verification or a request; 2: the generator could not run.
 
 mod append;
+mod appender;
 mod catchup;
 mod create;
+mod fill;
 mod histogram;
 mod http;
 mod json;
+mod mixed;
 mod options;
 mod payload;
 mod slices;
 mod sse;
 mod subscriber;
 mod sys;
+mod targets;
 mod verify;
 mod wire;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: loadgen append|catchup|sse|idle|create|create-verify --url http://HOST:PORT [--option value ...]";
+const USAGE: &str = "usage: loadgen append|mixed|fill|fill-verify|catchup|sse|idle|create|create-verify --url http://HOST:PORT [--option value ...]";
 
 fn main() -> ExitCode {
     match run() {
@@ -46,6 +50,9 @@ fn run() -> Result<(String, bool), String> {
     let options = options::Options::parse(arguments)?;
     match mode.as_str() {
         "append" => append::run(options),
+        "mixed" => mixed::run(options),
+        "fill" => fill::run(options),
+        "fill-verify" => fill::verify(options),
         "catchup" => catchup::run(options),
         "sse" => sse::run(options),
         "idle" => sse::run_idle(options),

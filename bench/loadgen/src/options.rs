@@ -43,6 +43,21 @@ impl Options {
         }
     }
 
+    /// One of a few words; the first is the default.
+    pub fn take_choice<const N: usize>(
+        &mut self,
+        name: &str,
+        choices: [&'static str; N],
+    ) -> Result<&'static str, String> {
+        let Some(text) = self.values.remove(name) else {
+            return Ok(choices[0]);
+        };
+        choices
+            .into_iter()
+            .find(|choice| *choice == text)
+            .ok_or_else(|| format!("--{name} must be {}, not {text:?}", choices.join(" or ")))
+    }
+
     /// Seconds, finite and not negative.
     pub fn take_seconds(&mut self, name: &str, default: f64) -> Result<f64, String> {
         let seconds: f64 = self.take(name, default)?;
@@ -92,6 +107,15 @@ mod tests {
         assert_eq!(found.take_server().unwrap().port(), 80);
         assert_eq!(found.take("missing", 5u32), Ok(5));
         assert!(found.finish().is_err());
+    }
+
+    #[test]
+    fn a_choice_is_one_of_the_words() {
+        let choices = ["burst", "window"];
+        let chosen = |text| options(text).unwrap().take_choice("refill", choices);
+        assert_eq!(chosen(""), Ok("burst"));
+        assert_eq!(chosen("--refill window"), Ok("window"));
+        assert!(chosen("--refill both").is_err());
     }
 
     #[test]

@@ -10,6 +10,8 @@
 /// Bytes of the tag: the shortest payload possible.
 pub const TAG_BYTES: usize = 6 + 1 + 12 + 1 + 8 + 1;
 const NOISE_BYTES: usize = 64 * 1024;
+/// The odd constant of splitmix64.
+const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,19 +76,38 @@ impl Payloads {
     }
 }
 
+/// A checksum of one payload's bytes. Checksums are summed over a run: the order of payloads from
+/// several connections in one stream is the server's choice, what they are is not.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let mut sum = bytes.len() as u64;
+    for word in bytes.chunks(8) {
+        let mut padded = [0; 8];
+        padded[..word.len()].copy_from_slice(word);
+        sum = (sum ^ u64::from_le_bytes(padded))
+            .wrapping_mul(WEYL)
+            .rotate_left(29);
+    }
+    sum ^ (sum >> 32)
+}
+
 /// Incompressible bytes that depend on `seed` alone (splitmix64).
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bytes.extend_from_slice(&(word ^ (word >> 31)).to_le_bytes());
+        bytes.extend_from_slice(&mixed_bits(state).to_le_bytes());
+        state = state.wrapping_add(WEYL);
     }
     bytes.truncate(length);
     bytes
+}
+
+/// The splitmix64 output for `state`: near numbers give bits without a relation.
+pub fn mixed_bits(state: u64) -> u64 {
+    let mut word = state.wrapping_add(WEYL);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
 }
 
 pub fn write_hex(out: &mut [u8], value: u64) {
@@ -134,5 +155,20 @@ mod tests {
         let other_run = Payloads::new(8, 256).unwrap();
         assert_eq!(other_run.recognise(&bytes, &mut scratch), None);
         assert!(Payloads::new(7, TAG_BYTES - 1).is_err());
+    }
+
+    #[test]
+    fn a_checksum_depends_on_every_bit_and_on_the_length() {
+        let bytes = noise(3, 61);
+        let whole = checksum(&bytes);
+        for index in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[index] ^= 1 << bit;
+                assert_ne!(checksum(&damaged), whole, "byte {index} bit {bit}");
+            }
+        }
+        assert_ne!(checksum(&bytes[..60]), whole);
+        assert_ne!(checksum(&[]), checksum(&[0]));
     }
 }

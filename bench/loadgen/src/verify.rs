@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::http::Client;
 use crate::json::Object;
-use crate::payload::Payloads;
+use crate::payload::{Payloads, checksum};
 
 /// Complaints kept for the report; further ones are counted only.
 const MAX_COMPLAINTS: usize = 10;
@@ -33,7 +33,22 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    fn stream_of(&self, sequence: u64) -> usize {
+    /// Takes note of the next answer.
+    pub fn settle(&mut self, status: u16) {
+        let sequence = self.answered;
+        self.answered += 1;
+        match status {
+            200..=299 => {}
+            400..=499 => {
+                self.refused.insert(sequence);
+            }
+            _ => {
+                self.unknown.insert(sequence);
+            }
+        }
+    }
+
+    pub fn stream_of(&self, sequence: u64) -> usize {
         self.streams[(sequence % self.streams.len() as u64) as usize]
     }
 
@@ -76,6 +91,8 @@ pub struct Findings {
     pub missing: u64,
     pub disordered: u64,
     pub foreign: u64,
+    /// Sum of the checksums of all payloads of this run, whatever their order.
+    pub checksum: u64,
     pub complaints: Vec<String>,
 }
 
@@ -153,6 +170,7 @@ impl<'a> StreamCheck<'a> {
             ));
             return;
         }
+        findings.checksum = findings.checksum.wrapping_add(checksum(bytes));
         let skipped = *expected..sequence;
         *expected = sequence + ledger.streams.len() as u64;
         if ledger.refused.contains(&sequence) {
@@ -228,6 +246,7 @@ pub fn read_back(
         .integer("foreign", findings.foreign)
         .integer("payloads", findings.payloads)
         .integer("bytes", findings.bytes)
+        .text("checksum", &format!("{:016x}", findings.checksum))
         .number("seconds", started.elapsed().as_secs_f64())
         .texts("complaints", &findings.complaints)
         .finish();
@@ -333,6 +352,20 @@ mod tests {
             check(&refused, &[(0, 0), (0, 2), (1, 0), (1, 1)], 64).foreign,
             1
         );
+    }
+
+    #[test]
+    fn only_success_is_an_acknowledgement() {
+        let mut ledger = Ledger {
+            streams: vec![0],
+            ..Ledger::default()
+        };
+        [204, 409, 503, 200]
+            .into_iter()
+            .for_each(|status| ledger.settle(status));
+        assert_eq!((ledger.answered, ledger.acknowledged()), (4, 2));
+        assert_eq!(ledger.refused, BTreeSet::from([1]));
+        assert_eq!(ledger.unknown, BTreeSet::from([2]));
     }
 
     #[test]

@@ -1,0 +1,1 @@
+"""What the durability benchmarks share: `recovery.py`, `classes.py` and `mixed.py` stand beside it."""
