@@ -32,6 +32,8 @@ pub const WAL_SPARE_FILES: usize = 1;
 pub const CHECKPOINT_CHUNK_STREAMS: usize = 20_000;
 /// Hot bytes may grow to this multiple of `checkpoint_bytes` before appends wait.
 pub const HOT_BYTES_FACTOR: u64 = 4;
+/// Possible losses remembered, one per start; an offset of an older, empty epoch is then refused.
+pub const LOSSES_MAX: usize = 4096;
 /// Files kept open by the cold store.
 pub const OPEN_FILES_MAX: usize = 256;
 

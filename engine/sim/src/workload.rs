@@ -309,6 +309,7 @@ impl Sim {
                     offset: fork.offset,
                     sub_offset: fork.sub_offset,
                 }),
+                received_ms: 0,
             };
             Ok(Some(engine.create(path, &request, &body, engine.now_ms())))
         })?;

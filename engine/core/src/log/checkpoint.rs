@@ -42,6 +42,7 @@ pub struct Checkpoint<'a> {
     pub losses: &'a Losses,
     pub highest_epoch: u64,
     pub boot_id: Option<BootId>,
+    pub now_ms: u64,
     /// Everything up to here was staged before the checkpoint began.
     pub staged: u64,
     /// Packs that are mostly dead: whoever still lives in one moves out.
@@ -64,6 +65,7 @@ struct Taken {
     records: u64,
     /// Whether this makes volatile bytes lasting.
     keeps: bool,
+    taken_ms: u64,
     applied_sequence: u64,
 }
 
@@ -110,7 +112,10 @@ impl Checkpoint<'_> {
     }
 
     fn run_chunk(&self, streams: &[Arc<Stream>], last: bool) -> Result<(), CheckpointError> {
-        let mut taken: Vec<Taken> = streams.iter().map(take).collect();
+        let mut taken: Vec<Taken> = streams
+            .iter()
+            .map(|stream| take(stream, self.now_ms))
+            .collect();
         // Packs hold their streams in order.
         taken.sort_by_key(|entry| entry.stream.id);
         let result = self.write_taken(&mut taken, last);
@@ -242,6 +247,7 @@ impl Checkpoint<'_> {
             }
             if entry.keeps {
                 state.keep = Keep::No;
+                state.kept_ms = entry.taken_ms;
                 let spilled = std::mem::take(&mut state.spilled);
                 drop(state);
                 self.release_spilled(&spilled);
@@ -287,7 +293,7 @@ impl Checkpoint<'_> {
     }
 }
 
-fn take(stream: &Arc<Stream>) -> Taken {
+fn take(stream: &Arc<Stream>, now_ms: u64) -> Taken {
     let mut state = stream.lock();
     state.dirty = false;
     let gone = state.life == Life::Gone;
@@ -304,6 +310,7 @@ fn take(stream: &Arc<Stream>) -> Taken {
         base_records: state.file_records(),
         records: state.records,
         keeps,
+        taken_ms: now_ms,
         applied_sequence: state.applied_sequence,
     };
     if gone || keeps {

@@ -16,7 +16,8 @@ use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 
 impl Reactor {
     pub fn put(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str, body: &[u8]) -> Flow {
-        match self.try_put(head, path, body) {
+        let waited_ms = self.now_us.saturating_sub(conn.received_us) / 1000;
+        match self.try_put(head, path, body, self.wall_ms.saturating_sub(waited_ms)) {
             Ok(created) => {
                 let start = conn.output.len();
                 self.render_created(conn, head, &created);
@@ -27,12 +28,21 @@ impl Reactor {
         }
     }
 
-    fn try_put(&mut self, head: &Head<'_>, path: &str, body: &[u8]) -> Result<Created, Undone> {
+    fn try_put(
+        &mut self,
+        head: &Head<'_>,
+        path: &str,
+        body: &[u8],
+        received_ms: u64,
+    ) -> Result<Created, Undone> {
         let source_path = match head.get(Known::StreamForkedFrom) {
             Some(value) => Some(parse_source_path(value).map_err(Undone::refused)?),
             None => None,
         };
-        let request = parse_create(head, source_path.as_deref()).map_err(Undone::refused)?;
+        let request = CreateRequest {
+            received_ms,
+            ..parse_create(head, source_path.as_deref()).map_err(Undone::refused)?
+        };
         self.engine.create(path, &request, body, self.wall_ms)
     }
 
@@ -137,6 +147,7 @@ fn parse_create<'b>(
             .map(parse_class)
             .transpose()?,
         fork: parse_fork(head, source_path)?,
+        received_ms: 0,
     })
 }
 

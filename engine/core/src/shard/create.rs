@@ -201,6 +201,10 @@ impl Engine {
                 return Err(Undone::refused(ErrorCode::ContentTypeMismatch));
             }
             let anchor = match fork.offset {
+                // The tail moves on while its bytes are made to last: what the request could know is enough.
+                None if state.is_volatile() && kept_since(&state, request, now_ms) => {
+                    state.cold_end()
+                }
                 None => state.visible.tail,
                 Some(offset) => self.fork_anchor(&state, offset)?,
             };
@@ -410,6 +414,15 @@ impl Engine {
         open.wants(sequence, Stage::Synced);
         Ok((sequence, added))
     }
+}
+
+/// Whether everything that an `ephemeral` source had when the request came has been kept since.
+fn kept_since(source: &StreamState, request: &CreateRequest<'_>, now_ms: u64) -> bool {
+    let received_ms = match request.received_ms {
+        0 => now_ms,
+        earlier => earlier,
+    };
+    source.kept_ms > received_ms
 }
 
 pub fn json_refusal(error: &json::JsonError) -> Refusal {

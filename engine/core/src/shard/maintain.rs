@@ -196,6 +196,7 @@ impl Engine {
             losses: &self.losses,
             highest_epoch: self.highest_epoch(),
             boot_id: self.doors.boot_id,
+            now_ms: self.now_ms(),
             staged,
             leave_packs: &leave_packs,
             wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),

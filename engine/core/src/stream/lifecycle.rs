@@ -12,6 +12,8 @@ pub struct CreateRequest<'a> {
     pub closed: bool,
     pub class: Option<Class>,
     pub fork: Option<ForkRequest<'a>>,
+    /// When the request came, if this is not the first try; 0 = now.
+    pub received_ms: u64,
 }
 
 #[derive(Clone, Copy)]

@@ -9,6 +9,7 @@
 
 use crate::codec::Reader;
 use crate::error::ErrorCode;
+use crate::limits::LOSSES_MAX;
 use crate::model::{Class, Offset};
 use crate::refusal::Refusal;
 use crate::stream::state::StreamState;
@@ -108,6 +109,9 @@ impl Losses {
         }
         for newest in &mut self.newest[..=loss.reach as usize] {
             *newest = (*newest).max(loss.epoch);
+        }
+        if self.events.len() >= LOSSES_MAX {
+            self.events.remove(0);
         }
         self.events.push(loss);
     }

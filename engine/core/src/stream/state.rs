@@ -143,6 +143,8 @@ pub struct StreamState {
     pub spilled_records: u64,
     /// An `ephemeral` stream's bytes shall outlive the process after all: a fork or a stronger class needs them.
     pub keep: Keep,
+    /// When bytes were last taken to be kept: everything before is in the extents.
+    pub kept_ms: u64,
     /// A change of class waits for a checkpoint; appends wait with it.
     pub changing: bool,
     /// Ranges that cannot be read back, sorted and disjoint: readers get a gap.
@@ -190,6 +192,7 @@ impl StreamState {
             spilled_records: 0,
             changing: false,
             keep: Keep::No,
+            kept_ms: 0,
             damaged: None,
             cold_records: 0,
             flushing: None,
