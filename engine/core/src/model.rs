@@ -197,7 +197,6 @@ pub struct IndexEntry {
     pub time_ms: u64,
     /// CRC32C of the append's bytes.
     pub crc: u32,
-    pub flags: u32,
 }
 
 /// Where a contiguous range of a stream's bytes lies on disk.

@@ -43,7 +43,6 @@ impl Model {
             records: last.map_or(0, |entry| entry.records) + records,
             time_ms: last.map_or(1000, |entry| entry.time_ms) + time_step_ms,
             crc: crc32c::crc32c(&bytes),
-            flags: 0,
         });
         self.bytes.extend(bytes);
     }

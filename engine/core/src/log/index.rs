@@ -6,10 +6,11 @@
 //!
 //! ```text
 //! byte   0          8            16         24       28      32   little endian
-//!        | end u64  | records u64 | time u64 | crc u32 | flags u32 |
+//!        | end u64  | records u64 | time u64 | crc u32 | check u32 |
 //! ```
 //! Example: the append `{"a":1},` as the first record of a stream at 1,700,000,000,000 ms is
-//! end 8, records 1, time 1700000000000, CRC32C of those 8 bytes, flags 0.
+//! end 8, records 1, time 1700000000000, CRC32C of those 8 bytes, and the
+//! CRC32C of the 28 bytes before: a damaged entry would lie about records, times and boundaries.
 //!
 //! Invariants: within a stream `end` grows strictly, `records` and `time_ms` never fall. Searches rely
 //! on that; what is read from disk is checked against its extent before it is believed.
@@ -24,26 +25,31 @@ use crate::model::{Extent, IndexEntry};
 mod tests;
 
 pub const INDEX_ENTRY_BYTES: usize = 32;
+const CHECKED_BYTES: usize = INDEX_ENTRY_BYTES - 4;
 
 /// Entries fetched by the last step of a search: one page.
 const BLOCK_ENTRIES: u32 = 128;
 
 pub fn encode(entry: &IndexEntry, out: &mut Vec<u8>) {
+    let from = out.len();
     out.extend_from_slice(&entry.end.to_le_bytes());
     out.extend_from_slice(&entry.records.to_le_bytes());
     out.extend_from_slice(&entry.time_ms.to_le_bytes());
     out.extend_from_slice(&entry.crc.to_le_bytes());
-    out.extend_from_slice(&entry.flags.to_le_bytes());
+    let check = crc32c::crc32c(&out[from..]);
+    out.extend_from_slice(&check.to_le_bytes());
 }
 
-/// Decodes the first 32 bytes of `bytes`; `None` if there are fewer.
+/// Decodes the first 32 bytes of `bytes`; `None` if there are fewer or they are not an entry.
 pub fn decode(bytes: &[u8]) -> Option<IndexEntry> {
+    if crc32c::crc32c(bytes.get(..CHECKED_BYTES)?) != u32_at(bytes, CHECKED_BYTES)? {
+        return None;
+    }
     Some(IndexEntry {
         end: u64_at(bytes, 0)?,
         records: u64_at(bytes, 8)?,
         time_ms: u64_at(bytes, 16)?,
         crc: u32_at(bytes, 24)?,
-        flags: u32_at(bytes, 28)?,
     })
 }
 
@@ -73,10 +79,21 @@ pub fn read_entries(
 ) -> io::Result<Vec<IndexEntry>> {
     let mut bytes = vec![0u8; count as usize * INDEX_ENTRY_BYTES];
     read_exact_at(file, &mut bytes, entry_position(index_position, first)?)?;
-    Ok(bytes
+    decode_all(&bytes).map_err(|number| {
+        damage(format!(
+            "index entry {} is damaged",
+            u64::from(first) + number as u64
+        ))
+    })
+}
+
+/// Decodes entries that lie side by side; `Err` is the number of the first damaged one.
+pub fn decode_all(bytes: &[u8]) -> Result<Vec<IndexEntry>, usize> {
+    bytes
         .chunks_exact(INDEX_ENTRY_BYTES)
-        .filter_map(decode)
-        .collect())
+        .enumerate()
+        .map(|(number, entry)| decode(entry).ok_or(number))
+        .collect()
 }
 
 fn entry_position(index_position: u64, entry: u32) -> io::Result<u64> {
@@ -102,9 +119,16 @@ pub fn search(
             &mut bytes,
             entry_position(extent.index_position, middle)?,
         )?;
-        match decode(&bytes) {
-            Some(entry) if before(&entry) => low = middle + 1,
-            _ => high = middle,
+        let entry = decode(&bytes).ok_or_else(|| {
+            damage(format!(
+                "index entry {middle} of {:?} is damaged",
+                extent.file
+            ))
+        })?;
+        if before(&entry) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
     }
     // The entry at `high` is the answer when the whole block is before it, so it is fetched as well.

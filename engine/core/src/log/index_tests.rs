@@ -10,7 +10,6 @@ const ENTRY: IndexEntry = IndexEntry {
     records: 1,
     time_ms: 1_700_000_000_000,
     crc: 0x0102_0304,
-    flags: 5,
 };
 
 #[test]
@@ -19,9 +18,14 @@ fn an_entry_is_thirty_two_bytes_little_endian() {
     encode(&ENTRY, &mut bytes);
     assert_eq!(bytes.len(), INDEX_ENTRY_BYTES);
     assert_eq!(bytes[..8], [8, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(bytes[24..], [4, 3, 2, 1, 5, 0, 0, 0]);
+    assert_eq!(bytes[24..28], [4, 3, 2, 1]);
     assert_eq!(decode(&bytes), Some(ENTRY));
     assert_eq!(decode(&bytes[..31]), None);
+    for bit in 0..INDEX_ENTRY_BYTES * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(decode(&damaged), None, "bit {bit}");
+    }
 }
 
 #[test]
@@ -38,7 +42,6 @@ fn a_search_finds_every_entry_at_every_size() {
                     records: end,
                     time_ms: 1,
                     crc: 0,
-                    flags: 0,
                 },
                 &mut bytes,
             );
@@ -73,7 +76,6 @@ fn order_and_checksums_are_checked() {
         records: 3,
         time_ms: 5,
         crc,
-        flags: 0,
     }];
     assert_eq!(check_bytes(10, 2, b"abcd", &good), Ok(()));
     assert!(
@@ -95,7 +97,6 @@ fn order_and_checksums_are_checked() {
         records: 3,
         time_ms: 4,
         crc: 0,
-        flags: 0,
     };
     assert!(
         check_order(10, 2, 5, &[good[0], later]).is_err(),

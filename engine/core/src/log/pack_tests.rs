@@ -10,7 +10,6 @@ fn entry(end: u64) -> IndexEntry {
         records: end,
         time_ms: 1,
         crc: 0,
-        flags: 0,
     }
 }
 

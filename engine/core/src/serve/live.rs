@@ -45,6 +45,8 @@ pub struct Sse {
     /// HTTP/1.0 has no chunks: the body ends with the connection.
     chunked: bool,
     started: bool,
+    /// The bytes sent last end where an epoch begins that has none yet.
+    at_boundary: bool,
     ends_ms: u64,
     /// A shared frame that did not fit into the socket whole.
     pub frame: Option<(Arc<Vec<u8>>, usize)>,
@@ -142,6 +144,7 @@ impl Reactor {
         if window.closed {
             respond::header(out, "Stream-Closed", b"true");
         }
+        self.render_identity(out, &poll.stream);
         respond::header(out, "Cache-Control", b"no-store");
         respond::end_empty(out, 204);
         Ok(Flow::Done)
@@ -240,6 +243,7 @@ impl Reactor {
             cursor: ahead,
             chunked,
             started: false,
+            at_boundary: false,
             ends_ms: self.now_ms + self.engine.config.sse_lifetime_ms,
             frame: None,
         }));
@@ -266,7 +270,8 @@ impl Reactor {
             if self.delete_is_pending(&state) {
                 return;
             }
-            if sse.started && sse.gap.is_none() && sse.position < state.visible.tail {
+            let behind = sse.position < state.visible.tail || sse.at_boundary;
+            if sse.started && sse.gap.is_none() && behind {
                 sse.gap = offsets::gap_at(&state, &self.engine.losses, sse.position);
             }
             (state.visible, state.life)
@@ -274,7 +279,7 @@ impl Reactor {
         if life != Life::Live {
             return self.end_sse(conn);
         }
-        if sse.started && sse.position >= visible.tail && !visible.closed {
+        if sse.started && sse.position >= visible.tail && !visible.closed && sse.gap.is_none() {
             return;
         }
         let current = self.wall_ms.saturating_sub(CURSOR_EPOCH_MS) / CURSOR_INTERVAL_MS;
@@ -289,8 +294,13 @@ impl Reactor {
                 !frame.up_to_date || (frame.to == visible.tail && frame.ended == visible.closed);
             !private && frame.stream == stream.id && frame.from == position && current
         });
-        let (bytes, to, ended) = match cached {
-            Some(frame) => (Arc::clone(&frame.bytes), frame.to, frame.ended),
+        let (bytes, to, ended, up_to_date) = match cached {
+            Some(frame) => (
+                Arc::clone(&frame.bytes),
+                frame.to,
+                frame.ended,
+                frame.up_to_date,
+            ),
             None => match self.render_frame(&stream, position, gap, cursor, chunked) {
                 Ok((bytes, window)) => {
                     let bytes = Arc::new(bytes);
@@ -304,7 +314,7 @@ impl Reactor {
                             bytes: Arc::clone(&bytes),
                         });
                     }
-                    (bytes, window.end, window.closed)
+                    (bytes, window.end, window.closed, window.up_to_date)
                 }
                 Err(refusal) => {
                     // The response has begun: only a broken connection can say that it is not whole.
@@ -318,6 +328,8 @@ impl Reactor {
             return;
         };
         sse.position = to;
+        // All bytes were sent, and yet there is something to be told: an epoch that begins here.
+        sse.at_boundary = to == visible.tail && !up_to_date;
         if private || ended {
             conn.output.extend_from_slice(&bytes);
         } else {

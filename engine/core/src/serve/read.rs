@@ -156,8 +156,13 @@ impl Reactor {
             .engine
             .window_end(stream, position, window_bytes, visible.tail)
             .map_err(read_failed)?;
-        let next = offsets::offset_after(&stream.lock(), &self.engine.losses, end);
-        let up_to_date = end == visible.tail;
+        let (next, boundary) = if end > position {
+            offsets::offset_behind_bytes(&stream.lock(), &self.engine.losses, end)
+        } else {
+            let next = offsets::offset_after(&stream.lock(), &self.engine.losses, end);
+            (next, false)
+        };
+        let up_to_date = end == visible.tail && !boundary;
         Ok(Window {
             start: position,
             end,

@@ -192,25 +192,44 @@ fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
 
 /// The gap that a reader passes at `position` if an epoch begins there.
 pub fn gap_at(state: &StreamState, losses: &Losses, position: u64) -> Option<Gap> {
-    let (epoch, _) = state
-        .later_epochs
-        .iter()
-        .rev()
-        .find(|(_, start)| *start == position)?;
+    let epoch = if position == state.tail {
+        losses.tail_epoch(state)
+    } else {
+        let found = state
+            .later_epochs
+            .iter()
+            .rev()
+            .find(|(_, start)| *start == position);
+        found?.0
+    };
     let from = Offset {
         epoch: epoch_of_byte_before(state, position),
         position,
     };
-    let to = Offset {
-        epoch: *epoch,
-        position,
-    };
+    let to = Offset { epoch, position };
     (from.epoch != to.epoch).then_some(Gap {
         from,
         to,
         reason: losses.reason(to.epoch),
         certain: false,
     })
+}
+
+/// Where a reader stands behind the bytes up to `end`. An epoch that has begun there without a byte yet is not
+/// entered with them: it is the next read that passes the gap.
+pub fn offset_behind_bytes(state: &StreamState, losses: &Losses, end: u64) -> (Offset, bool) {
+    let epoch = epoch_of_byte_before(state, end);
+    let after = offset_after(state, losses, end);
+    let boundary = end > 0 && after.epoch != epoch;
+    let offset = if boundary {
+        Offset {
+            epoch,
+            position: end,
+        }
+    } else {
+        after
+    };
+    (offset, boundary)
 }
 
 /// First position behind `position` where another epoch begins: a response ends there.
@@ -424,6 +443,17 @@ mod tests {
                 gap: None
             }
         );
+        assert_eq!(
+            offset_behind_bytes(&state, &losses, 10),
+            (
+                Offset {
+                    epoch: 100,
+                    position: 10
+                },
+                true
+            )
+        );
+        assert!(gap_at(&state, &losses, 10).is_some_and(|gap| gap.to.epoch == 200));
         let edge = resolve(
             &state,
             &losses,

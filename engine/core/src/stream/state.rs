@@ -363,7 +363,6 @@ impl StreamState {
             records: self.records,
             time_ms: self.last_time_ms,
             crc: crc32c::crc32c(payload),
-            flags: 0,
         });
     }
 

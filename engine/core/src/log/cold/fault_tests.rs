@@ -157,7 +157,6 @@ fn mistakes_of_the_caller_are_refused_and_void_the_checkpoint() {
         records: 2,
         time_ms: 2000,
         crc: 0,
-        flags: 0,
     };
     for (start, bytes, index) in [
         (99, &b"a"[..], vec![entry(100)]),

@@ -20,7 +20,7 @@ use super::files::FileKey;
 use super::segments::SegmentFiles;
 use super::{ColdStore, live_bytes, pack_numbers_used_up};
 use crate::io::read_exact_at;
-use crate::log::index::{INDEX_ENTRY_BYTES, check_bytes, check_order, decode, encode, end_of};
+use crate::log::index::{INDEX_ENTRY_BYTES, check_bytes, check_order, decode_all, encode, end_of};
 use crate::log::pack::{
     PACK_EXTENTS_MAX, PACK_MAX_BYTES, PACKS_DIRECTORY, PackWriter, section_bytes,
 };
@@ -263,8 +263,9 @@ impl<'a> CheckpointWriter<'a> {
         if read_exact_at(&*file, &mut section, extent.file_position).is_err() {
             return Ok(None);
         }
-        let entries = section[index_at as usize..].chunks_exact(INDEX_ENTRY_BYTES);
-        let index: Vec<IndexEntry> = entries.filter_map(decode).collect();
+        let Ok(index) = decode_all(&section[index_at as usize..]) else {
+            return Ok(None);
+        };
         section.truncate(extent.len as usize);
         let good = check_bytes(extent.start, extent.base_records, &section, &index).is_ok();
         Ok(good.then_some((section, index)))
