@@ -24,6 +24,8 @@ pub const NO_BOOT_ID: BootId = [0; 16];
 pub struct Replay<'a> {
     directory: &'a Directory,
     metrics: &'a Metrics,
+    /// The stream of the last frame.
+    last: Option<Arc<Stream>>,
     /// Frames for streams that nobody knows: their purge must follow, or the log and the catalog disagree.
     unknown: HashSet<StreamId>,
     pub losses: Losses,
@@ -48,6 +50,7 @@ impl<'a> Replay<'a> {
         Replay {
             directory,
             metrics,
+            last: None,
             unknown: HashSet::new(),
             losses,
             highest_epoch,
@@ -116,10 +119,15 @@ impl<'a> Replay<'a> {
     }
 
     fn change(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
-        let found = self
-            .directory
-            .get_by_id(frame.stream)
-            .map_err(|error| disagree(frame, &error.to_string()))?;
+        let found = match &self.last {
+            // Frames of one stream often follow each other.
+            Some(last) if last.id == frame.stream => Some(Arc::clone(last)),
+            _ => self
+                .directory
+                .get_by_id(frame.stream)
+                .map_err(|error| disagree(frame, &error.to_string()))?,
+        };
+        self.last.clone_from(&found);
         let Some(stream) = found else {
             if frame.kind == FrameKind::Purge {
                 self.unknown.remove(&frame.stream);

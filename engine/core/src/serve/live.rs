@@ -47,6 +47,8 @@ pub struct Sse {
     started: bool,
     /// The bytes sent last end where an epoch begins that has none yet.
     at_boundary: bool,
+    /// Epoch of the offset that the reader holds: what it has entered is not told again.
+    epoch: u64,
     ends_ms: u64,
     /// A shared frame that did not fit into the socket whole.
     pub frame: Option<(Arc<Vec<u8>>, usize)>,
@@ -59,6 +61,7 @@ pub struct SharedFrame {
     to: u64,
     ended: bool,
     up_to_date: bool,
+    epoch: u64,
     bytes: Arc<Vec<u8>>,
 }
 
@@ -244,6 +247,7 @@ impl Reactor {
             chunked,
             started: false,
             at_boundary: false,
+            epoch: 0,
             ends_ms: self.now_ms + self.engine.config.sse_lifetime_ms,
             frame: None,
         }));
@@ -272,7 +276,8 @@ impl Reactor {
             }
             let behind = sse.position < state.visible.tail || sse.at_boundary;
             if sse.started && sse.gap.is_none() && behind {
-                sse.gap = offsets::gap_at(&state, &self.engine.losses, sse.position);
+                sse.gap = offsets::gap_at(&state, &self.engine.losses, sse.position)
+                    .filter(|gap| gap.to.epoch > sse.epoch);
             }
             (state.visible, state.life)
         };
@@ -294,12 +299,13 @@ impl Reactor {
                 !frame.up_to_date || (frame.to == visible.tail && frame.ended == visible.closed);
             !private && frame.stream == stream.id && frame.from == position && current
         });
-        let (bytes, to, ended, up_to_date) = match cached {
+        let (bytes, to, ended, up_to_date, epoch) = match cached {
             Some(frame) => (
                 Arc::clone(&frame.bytes),
                 frame.to,
                 frame.ended,
                 frame.up_to_date,
+                frame.epoch,
             ),
             None => match self.render_frame(&stream, position, gap, cursor, chunked) {
                 Ok((bytes, window)) => {
@@ -311,10 +317,17 @@ impl Reactor {
                             to: window.end,
                             ended: window.closed,
                             up_to_date: window.up_to_date,
+                            epoch: window.next.epoch,
                             bytes: Arc::clone(&bytes),
                         });
                     }
-                    (bytes, window.end, window.closed, window.up_to_date)
+                    (
+                        bytes,
+                        window.end,
+                        window.closed,
+                        window.up_to_date,
+                        window.next.epoch,
+                    )
                 }
                 Err(refusal) => {
                     // The response has begun: only a broken connection can say that it is not whole.
@@ -328,6 +341,7 @@ impl Reactor {
             return;
         };
         sse.position = to;
+        sse.epoch = epoch;
         // All bytes were sent, and yet there is something to be told: an epoch that begins here.
         sse.at_boundary = to == visible.tail && !up_to_date;
         if private || ended {
