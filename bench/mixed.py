@@ -33,6 +33,8 @@ from comparison.servers import BenchError, Server, fresh_directory
 from durability import session
 
 WEAK_PER_SECOND, WEAK_CONNECTIONS = 2000, 16
+# Waking up takes about as long as a weak append: the generator is awake when one is due.
+WEAK_SPIN_US = 50
 STRONG_PER_SECOND = 5000
 # With 200 ms per sync up to 2,000 strong appends are under way. They are pipelined: no connection
 # ever waits for an answer before it sends what is due.
@@ -57,7 +59,7 @@ class Cell:
 
     @property
     def load(self) -> str:
-        weak = f"{self.weak}:{WEAK_PER_SECOND}:{WEAK_CONNECTIONS}"
+        weak = f"{self.weak}:{WEAK_PER_SECOND}:{WEAK_CONNECTIONS}:{WEAK_SPIN_US}"
         strong = f"{STRONG}:{STRONG_PER_SECOND}:{self.strong_connections}"
         return f"{weak},{strong}" if self.is_mixed else weak
 
@@ -204,8 +206,8 @@ def judge(records: list[Record], weak: str, delay_ms: int) -> Verdict:
 def describe(document: session.Document) -> tuple[list[str], bool]:
     records: list[Record] = document["records"]
     lines = [
-        "| load | sync delay | class | appends/s | p50 ms | p90 ms | p99 ms | max ms | generator late p99 ms | 503 | other errors |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| load | sync delay | class | appends/s | p50 ms | p90 ms | p99 ms | max ms | generator late p99 ms | foreign cores | 503 | other errors |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for cell in dict.fromkeys(one["cell"] for one in records):
         lines += _rows([one for one in records if one["cell"] == cell and "result" in one])
@@ -234,6 +236,7 @@ def _rows(runs: list[Record]) -> list[str]:
             f"{median([load['latency_us'][name] / 1e3 for load in loads]):.2f}"
             for name in ("p50", "p90", "p99", "max")
         ]
+        foreign = median([run["machine"]["foreign_cores"] for run in runs])
         late = median([load["lateness_us"]["p99"] / 1e3 for load in loads])
         rate = median([load["per_second"] for load in loads])
         declined = sum(load["busy"] for load in loads)
@@ -244,7 +247,7 @@ def _rows(runs: list[Record]) -> list[str]:
         title = f"{weak} with {STRONG}" if runs[0]["mixed"] else f"{weak} alone"
         rows.append(
             f"| {title} | {runs[0]['delay_ms']} ms | {first['durability']} | {rate:,.0f} "
-            f"| {' | '.join(middle)} | {late:.2f} | {declined} | {errors} |"
+            f"| {' | '.join(middle)} | {late:.2f} | {foreign:.2f} | {declined} | {errors} |"
         )
     return rows
 

@@ -173,7 +173,8 @@ def _print(document: Document, report: Report, file: Path | None = None) -> int:
     text = "\n".join([*heading(document), "", *lines])
     print(text)
     if file is not None:
-        file.write_text(text + "\n")
+        title = f"# Benchmark: {document['benchmark']}"
+        file.write_text(f"{title}\n\n{text}\n")
     return 0 if fine else 1
 
 

@@ -1,7 +1,8 @@
 //! Mode `mixed`: several open-loop loads on one server at a time, one durability class each.
 //!
-//! `--load memory:2000:16,fsync:5000:64` is class, appends per second, connections. Each load has a
-//! thread of its own, so that taking in a burst of answers of one class does not delay reading the
+//! `--load memory:2000:16:50,fsync:5000:64` is class, appends per second, connections and, if given,
+//! for how many microseconds before each request the thread spins instead of sleeping, because
+//! waking up takes longer than many an append. Each load has a thread of its own, so that taking in a burst of answers of one class does not delay reading the
 //! clock for another. Within a load, request i is due in the i-th interval of 1 / rate, at a place
 //! that depends on i alone: the rate is exact and two loads do not march in step. What is due is
 //! sent, whatever the server does; latency counts from when it was due. Requests are assigned to
@@ -33,6 +34,7 @@ struct Load {
     class: String,
     rate: f64,
     connections: usize,
+    spin: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -66,6 +68,7 @@ struct Worker<'a> {
     schedule: Schedule,
     /// Whether the thread has real-time priority.
     runs_first: bool,
+    spin: Duration,
     poller: Poller,
     connections: Vec<Appender>,
     /// Per connection: what is due but not sent because the pipeline is full.
@@ -83,13 +86,16 @@ fn parse_loads(text: &str) -> Result<Vec<Load>, String> {
 }
 
 fn parse_load(text: &str) -> Result<Load, String> {
-    let bad = || format!("--load: {text:?} is not class:rate:connections");
+    let bad = || format!("--load: {text:?} is not class:rate:connections[:spin_us]");
     let parts: Vec<&str> = text.split(':').collect();
-    let [class, rate, connections] = parts[..] else {
-        return Err(bad());
+    let (class, rate, connections, spin_us) = match parts[..] {
+        [class, rate, connections] => (class, rate, connections, "0"),
+        [class, rate, connections, spin_us] => (class, rate, connections, spin_us),
+        _ => return Err(bad()),
     };
     let rate: f64 = rate.parse().map_err(|_| bad())?;
     let connections: usize = connections.parse().map_err(|_| bad())?;
+    let spin_us: u32 = spin_us.parse().map_err(|_| bad())?;
     if class.is_empty() || connections == 0 || !(rate > 0.0 && rate < 1e7) {
         return Err(bad());
     }
@@ -97,6 +103,7 @@ fn parse_load(text: &str) -> Result<Load, String> {
         class: class.to_owned(),
         rate,
         connections,
+        spin: Duration::from_micros(u64::from(spin_us)),
     })
 }
 
@@ -237,6 +244,7 @@ impl Tally {
             .text("durability", &load.class)
             .number("rate", load.rate)
             .integer("connections", load.connections as u64)
+            .integer("spin_us", load.spin.as_micros() as u64)
             .integer("scheduled", self.scheduled)
             .integer("counted", self.counted)
             .number("per_second", self.counted as f64 / window.as_secs_f64())
@@ -276,6 +284,7 @@ impl<'a> Worker<'a> {
             pipeline,
             schedule: Schedule::new(Instant::now(), Duration::ZERO, Duration::ZERO, load.rate),
             runs_first: false,
+            spin: load.spin,
             poller,
             due: vec![VecDeque::new(); connections.len()],
             connections,
@@ -306,6 +315,7 @@ impl<'a> Worker<'a> {
             }
             let wake = if over { schedule.stop_at + DRAIN } else { next };
             let wait = wake.saturating_duration_since(now);
+            let wait = wait.saturating_sub(self.spin);
             self.poller
                 .wait(wait, &mut ready)
                 .map_err(|error| format!("epoll: {error}"))?;
@@ -416,9 +426,11 @@ mod tests {
 
     #[test]
     fn loads_are_parsed_or_refused() {
-        let found = parse_loads("memory:2000:16,fsync:0.5:1").unwrap();
+        let found = parse_loads("memory:2000:16:50,fsync:0.5:1").unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!((found[1].class.as_str(), found[1].rate), ("fsync", 0.5));
+        assert_eq!(found[0].spin, Duration::from_micros(50));
+        assert_eq!(found[1].spin, Duration::ZERO);
         for bad in [
             "",
             "memory",
@@ -426,7 +438,8 @@ mod tests {
             "memory:5:0",
             ":5:1",
             "a:b:1",
-            "a:1:1:1",
+            "a:1:1:x",
+            "a:1:1:1:1",
         ] {
             assert!(parse_loads(bad).is_err(), "{bad:?}");
         }
