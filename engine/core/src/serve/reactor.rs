@@ -175,7 +175,7 @@ impl Reactor {
     /// How long to sleep: not at all if sending has let in more work or the log has moved meanwhile.
     fn timeout_ms(&self) -> i32 {
         let shard = &self.engine.shard;
-        shard.mailboxes[self.number].set_waiting(self.has_parked());
+        self.say_what_is_parked();
         let reached = |parked: &VecDeque<(u64, u64)>, watermark: u64| {
             parked
                 .front()
@@ -278,8 +278,13 @@ impl Reactor {
         self.engine.shard.open().is_ok_and(|open| !open.is_empty())
     }
 
-    fn has_parked(&self) -> bool {
-        !self.parked.is_empty() || !self.parked_written.is_empty() || !self.waiting.is_empty()
+    /// A request that waits for room looks again after every step of the log.
+    fn say_what_is_parked(&self) {
+        let waiting = !self.waiting.is_empty();
+        self.engine.shard.mailboxes[self.number].set_waiting(
+            waiting || !self.parked_written.is_empty(),
+            waiting || !self.parked.is_empty(),
+        );
     }
 
     /// What the reactor does itself. It syncs only where nobody with a weaker class could have to wait for
@@ -301,7 +306,7 @@ impl Reactor {
     /// Lets out what the log has reached and looks again at what waited for it.
     fn settle(&mut self) {
         self.round_has_reads = false;
-        self.engine.shard.mailboxes[self.number].set_waiting(self.has_parked());
+        self.say_what_is_parked();
         if self.engine.shard.failed() {
             self.fail_parked();
         }

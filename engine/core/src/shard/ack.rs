@@ -5,11 +5,12 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::model::Stage;
 use crate::stream::handle::Stream;
 
 /// A reactor's bell and the streams whose readers it must look at.
@@ -17,9 +18,9 @@ pub struct Mailbox {
     event: OwnedFd,
     /// Set while a ring is pending, so that a burst costs one system call.
     rung: AtomicBool,
-    /// The reactor has something parked on a commit. It sets this before it looks at the watermark a last
-    /// time, a commit moves the watermark before it looks at this: one of the two always sees the other.
-    waiting: AtomicBool,
+    /// What the reactor has parked, by stage. It sets this before it looks at the watermarks a last time, a
+    /// commit moves its watermark before it looks at this: one of the two always sees the other.
+    waiting: AtomicU8,
     woken: Mutex<Vec<Arc<Stream>>>,
 }
 
@@ -35,7 +36,7 @@ impl Mailbox {
         Ok(Mailbox {
             event,
             rung: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
+            waiting: AtomicU8::new(0),
             woken: Mutex::default(),
         })
     }
@@ -66,12 +67,15 @@ impl Mailbox {
         self.rung.store(false, Ordering::Release);
     }
 
-    pub fn set_waiting(&self, waiting: bool) {
-        self.waiting.store(waiting, Ordering::SeqCst);
+    pub fn set_waiting(&self, written: bool, synced: bool) {
+        let mask = u8::from(written) | u8::from(synced) << 1;
+        self.waiting.store(mask, Ordering::SeqCst);
     }
 
-    pub fn is_waiting(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst)
+    /// Whether something is parked until the log has come this far.
+    pub fn is_waiting(&self, stage: Stage) -> bool {
+        let bit = if stage == Stage::Synced { 2 } else { 1 };
+        self.waiting.load(Ordering::SeqCst) & bit != 0
     }
 
     pub fn add_woken(&self, streams: &mut Vec<Arc<Stream>>) {

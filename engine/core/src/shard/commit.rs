@@ -274,7 +274,7 @@ impl Shard {
         let noted = self.show(&mut touched, &mut writer.woken);
         self.written
             .fetch_max(sealed.last_sequence, Ordering::SeqCst);
-        self.ring(&mut writer.woken, reactor, noted);
+        self.ring(&mut writer.woken, Stage::Written, reactor, noted);
         // One large batch must not keep its memory for ever.
         if sealed.bytes.capacity() <= 4 << 20 {
             writer.spare = std::mem::take(&mut sealed.bytes);
@@ -369,7 +369,7 @@ impl Shard {
         let noted = self.show(&mut touched, &mut syncer.woken);
         self.synced.store(up_to, Ordering::SeqCst);
         self.written.fetch_max(up_to, Ordering::SeqCst);
-        self.ring(&mut syncer.woken, reactor, noted);
+        self.ring(&mut syncer.woken, Stage::Synced, reactor, noted);
         true
     }
 
@@ -409,9 +409,10 @@ impl Shard {
         noted
     }
 
-    fn ring(&self, woken: &mut Woken, reactor: Option<usize>, noted: bool) {
+    /// Lets those look who wait for `stage`, and the readers of changed streams.
+    fn ring(&self, woken: &mut Woken, stage: Stage, reactor: Option<usize>, noted: bool) {
         for (number, woken) in woken.iter_mut().enumerate() {
-            let waiting = self.mailboxes[number].is_waiting();
+            let waiting = self.mailboxes[number].is_waiting(stage);
             let has_woken = !woken.is_empty();
             if has_woken {
                 self.mailboxes[number].add_woken(woken);
@@ -433,7 +434,7 @@ impl Shard {
         if watchers != 0 {
             let mut woken: Woken = self.mailboxes.iter().map(|_| Vec::new()).collect();
             add_woken(&mut woken, watchers, stream);
-            self.ring(&mut woken, None, false);
+            self.ring(&mut woken, Stage::Applied, None, false);
         }
         if self.feed.is_active() {
             self.feed.note(stream);
