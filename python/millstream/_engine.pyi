@@ -23,6 +23,19 @@ class StreamEntry(TypedDict):
     expires_at: int | None
     forked_from: str | None
 
+class BackupSummary(TypedDict):
+    commit_number: int
+    checkpoint: int
+    taken_at: int
+    streams: int
+    files: int
+    bytes: int
+    damaged: int
+    damage: list[str]
+
+# Phase, bytes done, bytes in all (0 = not known yet); False cancels.
+Progress: TypeAlias = Callable[[str, int, int], bool]
+
 Entries: TypeAlias = list[StreamEntry]
 Paths: TypeAlias = list[str]
 
@@ -51,5 +64,17 @@ class Engine:
     def set_durability(self, path: str, durability: str) -> str: ...
     def delete(self, path: str) -> bool: ...
     def list(self, prefix: str = "", after: str = "", limit: int = 1000) -> Entries: ...
+    def backup(
+        self,
+        to: str,
+        progress: Progress | None = None,
+        rate_bytes_per_second: int = 0,
+        allow_damage: bool = False,
+    ) -> BackupSummary: ...
     def watch(self, globs: Paths) -> None: ...
     def take_dirty(self, timeout_ms: int) -> tuple[Paths, bool]: ...
+
+# A data directory from a backup; returns the number of files and of bytes.
+def restore(
+    backup: str, data_dir: str, progress: Progress | None = None
+) -> tuple[int, int]: ...

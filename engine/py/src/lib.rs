@@ -1,14 +1,17 @@
 //! `millstream._engine`: the engine's handle for Python. Converts values and releases the interpreter lock;
 //! decides nothing.
 
+mod backup;
 mod settings;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use millstream_core::error::EngineError as CoreError;
 use millstream_core::model::Class;
 use millstream_core::refusal::Refusal;
 use millstream_core::serve::server::Server;
+use millstream_core::shard::backup::BackupOptions;
 use millstream_core::shard::list::StreamInfo;
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
@@ -192,6 +195,23 @@ impl Engine {
         entries.iter().map(|entry| describe(py, entry)).collect()
     }
 
+    /// Makes the directory `to` and a backup in it, while everything goes on. `progress` returns false to cancel.
+    #[pyo3(signature = (to, progress = None, rate_bytes_per_second = 0, allow_damage = false))]
+    fn backup<'py>(
+        &self,
+        py: Python<'py>,
+        to: PathBuf,
+        progress: Option<Py<PyAny>>,
+        rate_bytes_per_second: u64,
+        allow_damage: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let options = BackupOptions {
+            rate_bytes_per_second,
+            allow_damage,
+        };
+        backup::backup(py, &self.server.engine, to, progress, options)
+    }
+
     fn watch(&self, globs: Vec<String>) {
         self.server.engine.shard.feed.watch(&globs);
     }
@@ -227,5 +247,6 @@ fn describe<'py>(py: Python<'py>, entry: &StreamInfo) -> PyResult<Bound<'py, PyD
 #[pymodule]
 fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
+    module.add_function(wrap_pyfunction!(backup::restore, module)?)?;
     module.add("EngineError", module.py().get_type::<EngineError>())
 }

@@ -29,6 +29,8 @@ use redb::{
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
 use crate::model::StreamId;
 
+mod export;
+
 #[cfg(test)]
 #[path = "catalog_tests.rs"]
 mod tests;

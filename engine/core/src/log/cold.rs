@@ -23,6 +23,7 @@ pub use self::spill::SpillPiece;
 pub use self::writer::{CheckpointSummary, CheckpointWriter};
 use super::index::{self, end_of};
 use super::pack::{self, PACKS_DIRECTORY, section_bytes};
+use super::pins::Pins;
 use super::segment::{self, Part, SEGMENTS_DIRECTORY};
 use crate::io::{Disk, DiskFile, read_exact_at};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
@@ -67,6 +68,9 @@ pub struct ColdStore {
     spilled: Mutex<spill::Spilled>,
     /// Segment directories whose own creation is known to be durable.
     durable_buckets: Mutex<[bool; 256]>,
+    pub pins: Pins,
+    /// Segments of removed streams that a pin keeps.
+    pinned_segments: Mutex<Vec<(StreamId, u32)>>,
 }
 
 impl ColdStore {
@@ -93,6 +97,8 @@ impl ColdStore {
             next_pack: Mutex::new(next_pack),
             spilled: Mutex::default(),
             durable_buckets: Mutex::new([false; 256]),
+            pins: Pins::default(),
+            pinned_segments: Mutex::default(),
         })
     }
 
@@ -232,10 +238,25 @@ impl ColdStore {
     /// Unlinks the segment files of a removed stream (packs: see [`pack_release`]). The catalog must have
     /// durably forgotten the extents, and no fork may use them.
     pub fn remove_stream(&self, extents: &[Extent]) -> io::Result<()> {
-        for extent in extents {
-            if let FileRef::Segment { owner, number } = extent.file {
-                self.remove_segment(owner, number)?;
-            }
+        let segments = extents.iter().filter_map(|extent| match extent.file {
+            FileRef::Segment { owner, number } => Some((owner, number)),
+            FileRef::Pack { .. } => None,
+        });
+        if self.pins.files.defers() {
+            self.pinned_segments.lock().extend(segments);
+            return Ok(());
+        }
+        for (owner, number) in segments {
+            self.remove_segment(owner, number)?;
+        }
+        Ok(())
+    }
+
+    /// Unlinks the segments that a pin has kept.
+    pub fn remove_unpinned(&self) -> io::Result<()> {
+        let segments = std::mem::take(&mut *self.pinned_segments.lock());
+        for (owner, number) in segments {
+            self.remove_segment(owner, number)?;
         }
         Ok(())
     }

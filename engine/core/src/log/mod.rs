@@ -7,6 +7,7 @@ pub mod directory;
 pub mod index;
 pub mod lock;
 pub mod pack;
+pub mod pins;
 pub mod recover;
 pub mod replay;
 pub mod segment;

@@ -33,7 +33,7 @@ pub const PACK_EXTENTS_MAX: usize = 8;
 
 const MAGIC: [u8; 8] = *b"MSTRPACK";
 const VERSION: u32 = 1;
-const FILE_HEADER_BYTES: usize = 16;
+pub const FILE_HEADER_BYTES: usize = 16;
 const SECTION_HEADER_BYTES: usize = 40;
 /// Size of one write; the buffer may exceed it by one section.
 const WRITE_BYTES: usize = 1024 * 1024;

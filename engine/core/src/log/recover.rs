@@ -30,9 +30,9 @@ use crate::metrics::Metrics;
 use crate::model::{Class, StreamId};
 use crate::stream::offsets::{GapReason, Loss, Losses};
 
-const FORMAT_FILE: &str = "format";
+pub(crate) const FORMAT_FILE: &str = "format";
 const FORMAT_FILE_NEW: &str = "format.new";
-const FORMAT: &[u8] = b"millstream 1\n";
+pub(crate) const FORMAT: &[u8] = b"millstream 1\n";
 const READ_PIECE_BYTES: usize = 4 << 20;
 const PROGRESS_EVERY_FRAMES: u64 = 250_000;
 

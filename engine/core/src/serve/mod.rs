@@ -18,6 +18,7 @@ pub mod read;
 pub mod replies;
 pub mod requests;
 pub mod respond;
+pub mod restore;
 pub mod route;
 pub mod server;
 pub mod sys;

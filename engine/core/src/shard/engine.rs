@@ -40,6 +40,8 @@ pub struct Engine {
     pub maintenance: crate::shard::maintain::Maintenance,
     /// Highest log file generation in use.
     pub highest_generation: AtomicU64,
+    /// The log file that this run began with; older ones belong to earlier runs.
+    pub first_generation: u64,
 }
 
 /// An operation that could not be decided or staged yet, or was refused.
@@ -107,6 +109,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             maintenance: crate::shard::maintain::Maintenance::default(),
             highest_generation: AtomicU64::new(highest_generation),
+            first_generation: highest_generation,
         }
     }
 

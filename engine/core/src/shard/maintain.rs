@@ -3,7 +3,7 @@
 
 use crate::report;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -38,6 +38,8 @@ pub struct Maintenance {
     checkpoint_wanted: AtomicBool,
     /// Packs that the next checkpoint empties.
     leave_packs: Mutex<HashSet<u32>>,
+    /// The log is free up to here, unless a pin holds it.
+    checkpointed: AtomicU64,
 }
 
 #[derive(Default)]
@@ -109,6 +111,7 @@ impl Engine {
             }
             let now_ms = self.now_ms();
             self.purge_requested();
+            self.free_unpinned();
             self.prepare_spares();
             self.spill_volatile();
             let retained = self.metrics.wal_retained_bytes.get();
@@ -228,6 +231,12 @@ impl Engine {
 
     /// Recycles or removes log files that the checkpoint covers.
     fn free_log(&self, checkpoint: u64) {
+        self.maintenance
+            .checkpointed
+            .store(checkpoint, Ordering::Release);
+        if self.cold.pins.log.defers() {
+            return;
+        }
         let freed: Vec<RetainedFile> = {
             let mut retained = self.shard.retained.lock();
             let (free, keep) = retained
@@ -243,6 +252,18 @@ impl Engine {
                     file_name(file.file.generation)
                 );
             }
+        }
+    }
+
+    /// Frees what was put off while a pin was held.
+    pub fn free_unpinned(&self) {
+        if self.cold.pins.log.take_owed() {
+            self.free_log(self.maintenance.checkpointed.load(Ordering::Acquire));
+        }
+        if self.cold.pins.files.take_owed()
+            && let Err(error) = self.cold.remove_unpinned().and_then(|()| self.tidy_packs())
+        {
+            report!("files of deleted streams could not be removed, the next start will: {error}");
         }
     }
 
@@ -319,7 +340,7 @@ impl Engine {
         }
         self.metrics.wal_full.set(1);
         // Old log files may be all that is in the way.
-        if !self.shard.retained.lock().is_empty() {
+        if !self.shard.retained.lock().is_empty() && !self.cold.pins.log.held() {
             self.maintenance
                 .checkpoint_wanted
                 .store(true, Ordering::Release);
@@ -338,7 +359,9 @@ impl Engine {
         let mut leaving = HashSet::new();
         for pack in self.cold.pack_usage(&live)? {
             if pack.live_bytes == 0 {
-                self.cold.remove_pack(pack.number)?;
+                if !self.cold.pins.files.defers() {
+                    self.cold.remove_pack(pack.number)?;
+                }
             } else if pack.live_bytes * MOSTLY_DEAD_FACTOR < pack.file_bytes
                 && leaving.len() < PACKS_LEFT_AT_ONCE
             {

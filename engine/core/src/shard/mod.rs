@@ -2,6 +2,7 @@
 //! `serve` and the Python handle call.
 
 pub mod ack;
+pub mod backup;
 pub mod batch;
 pub mod class;
 pub mod commit;

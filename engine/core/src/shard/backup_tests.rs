@@ -1,0 +1,370 @@
+//! Backups of an engine that goes on writing, restored and read; pins that keep files and let them go.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::{BackupError, BackupOptions, BackupProgress, BackupSummary};
+use crate::config::Config;
+use crate::io::Doors;
+use crate::io::tests::TestDirectory;
+use crate::serve::restore::restore;
+use crate::shard::engine::Engine;
+
+/// Checkpoints all the time if there is a thread that makes them, else only when asked for.
+fn config(maintained: bool) -> Config {
+    Config {
+        listen: false,
+        reactors: 1,
+        wal_file_bytes: 0,
+        append_max_bytes: 64 << 10,
+        checkpoint_bytes: if maintained { 256 << 10 } else { 64 << 20 },
+        ..Config::default()
+    }
+}
+
+/// Runs `work` beside the commit thread and, if wanted, maintenance; ends with the clean mark.
+fn with_engine<T>(directory: &Path, maintained: bool, work: impl FnOnce(&Engine) -> T) -> T {
+    let doors = Doors::real(directory).expect("doors");
+    let engine = Engine::open(config(maintained), doors, &mut |_| {})
+        .expect("opens")
+        .engine;
+    let (committing, maintaining) = (Arc::clone(&engine), Arc::clone(&engine));
+    let commit = std::thread::spawn(move || committing.shard.run_commit_thread());
+    let maintenance = maintained.then(|| std::thread::spawn(move || maintaining.run_maintenance()));
+    let result = work(&engine);
+    engine.maintenance.stop();
+    if let Some(thread) = maintenance {
+        thread.join().expect("maintenance thread");
+    }
+    assert!(engine.write_clean_mark(std::time::Duration::from_secs(10)));
+    engine.shard.stop_thread();
+    commit.join().expect("commit thread");
+    result
+}
+
+fn names(directory: &Path, below: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut open = vec![directory.join(below)];
+    while let Some(next) = open.pop() {
+        for entry in std::fs::read_dir(next).expect("lists").map(Result::unwrap) {
+            if entry.path().is_dir() {
+                open.push(entry.path());
+            } else {
+                found.insert(entry.path().display().to_string());
+            }
+        }
+    }
+    found
+}
+
+fn create(engine: &Engine, path: &str) {
+    let made = engine.local_create(path, "text/plain", None);
+    assert!(made.expect("created"), "{path}");
+}
+
+fn append(engine: &Engine, path: &str, bytes: &[u8]) {
+    engine.local_append(path, bytes).expect("appended");
+}
+
+fn content(engine: &Engine, path: &str) -> Vec<u8> {
+    let (mut body, mut offset) = (Vec::new(), "-1".to_owned());
+    loop {
+        let read = engine.local_read(path, &offset, 1 << 20).expect("read");
+        body.extend_from_slice(&read.body);
+        offset = read.next.to_string();
+        if read.up_to_date {
+            return body;
+        }
+    }
+}
+
+fn backup(engine: &Engine, to: &Path) -> Result<BackupSummary, BackupError> {
+    engine.backup_to(to, &BackupOptions::default(), &mut |_| true)
+}
+
+#[test]
+fn a_pin_keeps_files_until_the_last_one_is_gone() {
+    let directory = TestDirectory::new();
+    with_engine(directory.path(), false, |engine| {
+        engine.prepare_spares();
+        create(engine, "big");
+        append(engine, "big", &[b'x'; 40_000]);
+        create(engine, "small");
+        append(engine, "small", b"little");
+        engine.checkpoint().expect("first");
+        let files = ["segments", "packs"].map(|below| names(directory.path(), below));
+        assert!(files.iter().all(|found| !found.is_empty()), "{files:?}");
+        let pins = [engine.cold.pins.files.hold(), engine.cold.pins.files.hold()];
+        for path in ["big", "small"] {
+            assert!(engine.local_delete(path).expect("deleted"));
+        }
+        engine.checkpoint().expect("second");
+        let [first, second] = pins;
+        for pin in [first, second] {
+            engine.free_unpinned();
+            let now = ["segments", "packs"].map(|below| names(directory.path(), below));
+            assert_eq!(now, files, "pinned");
+            drop(pin);
+        }
+        engine.free_unpinned();
+        let now = ["segments", "packs"].map(|below| names(directory.path(), below));
+        assert_eq!(now, [BTreeSet::new(), BTreeSet::new()], "let go");
+    });
+}
+
+#[test]
+fn a_pin_keeps_log_files_under_their_names_until_it_is_gone() {
+    let directory = TestDirectory::new();
+    with_engine(directory.path(), false, |engine| {
+        create(engine, "s");
+        // More than the first file holds, so that one is left behind.
+        let fill = || {
+            for _ in 0..200 {
+                engine.prepare_spares();
+                append(engine, "s", &[b'x'; 60_000]);
+            }
+        };
+        fill();
+        let before = names(directory.path(), "wal");
+        let pins = [engine.cold.pins.log.hold(), engine.cold.pins.log.hold()];
+        engine.checkpoint().expect("checkpoint");
+        fill();
+        engine.checkpoint().expect("checkpoint");
+        for pin in pins {
+            engine.free_unpinned();
+            let now = names(directory.path(), "wal");
+            assert!(now.is_superset(&before) && now != before, "pinned: {now:?}");
+            drop(pin);
+        }
+        let pinned = names(directory.path(), "wal").len();
+        engine.free_unpinned();
+        let now = names(directory.path(), "wal");
+        assert!(now.is_disjoint(&before), "let go: {now:?}, were {before:?}");
+        assert!(now.len() < pinned);
+        assert!(engine.shard.retained.lock().is_empty());
+    });
+}
+
+#[test]
+fn a_backup_under_load_restores_to_a_prefix_with_everything_acknowledged_before() {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    let (kept, to) = (place.path().join("backup"), place.path().join("restored"));
+    let paths: Vec<String> = (0..6).map(|number| format!("s/{number}")).collect();
+    let written = with_engine(directory.path(), true, |engine| {
+        for path in &paths {
+            create(engine, path);
+        }
+        create(engine, "gone");
+        append(engine, "gone", &[b'g'; 40_000]);
+        let (done, counts) = (
+            AtomicBool::new(false),
+            paths.iter().map(|_| AtomicU64::new(0)),
+        );
+        let counts: Vec<AtomicU64> = counts.collect();
+        let acknowledged = std::thread::scope(|scope| {
+            for (number, path) in paths.iter().enumerate() {
+                let (done, count) = (&done, &counts[number]);
+                // Half of them grow into segments, half stay in packs.
+                let size = if number % 2 == 0 { 3000 } else { 30 };
+                scope.spawn(move || {
+                    let mut next = 0u64;
+                    while !done.load(Ordering::Acquire) || next < 50 {
+                        let text = format!("{next:0size$}\n");
+                        append(engine, path, text.as_bytes());
+                        next += 1;
+                        count.store(next, Ordering::Release);
+                    }
+                });
+            }
+            while counts
+                .iter()
+                .any(|count| count.load(Ordering::Acquire) < 20)
+            {
+                std::thread::yield_now();
+            }
+            assert!(engine.local_delete("gone").expect("deleted"));
+            let before: Vec<u64> = counts
+                .iter()
+                .map(|count| count.load(Ordering::Acquire))
+                .collect();
+            let summary = backup(engine, &kept);
+            done.store(true, Ordering::Release);
+            let summary = summary.expect("backup");
+            assert_eq!(summary.streams, 6, "{summary:?}");
+            before
+        });
+        let contents: Vec<Vec<u8>> = paths.iter().map(|path| content(engine, path)).collect();
+        acknowledged.into_iter().zip(contents).collect::<Vec<_>>()
+    });
+    let restored = restore(&kept, &to, &mut |_| true).expect("restores");
+    assert!(restored.files >= 3 && restored.bytes > 0, "{restored:?}");
+    with_engine(&to, false, |engine| {
+        assert_eq!(engine.local_tail("gone").expect("asked"), None);
+        for (path, (before, original)) in paths.iter().zip(written) {
+            let found = content(engine, path);
+            assert!(original.starts_with(&found), "{path} is not a prefix");
+            let records = found.iter().filter(|byte| **byte == b'\n').count() as u64;
+            assert!(records >= before, "{path}: {records} of {before}");
+        }
+    });
+}
+
+fn filled(directory: &TestDirectory, work: impl FnOnce(&Engine)) {
+    with_engine(directory.path(), true, |engine| {
+        create(engine, "big");
+        (0..20).for_each(|_| append(engine, "big", &[b'b'; 50_000]));
+        create(engine, "small");
+        append(engine, "small", b"little");
+        work(engine);
+    });
+}
+
+#[test]
+fn a_cancelled_backup_leaves_nothing_and_holds_nothing() {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    let to = place.path().join("backup");
+    for phase in [
+        "checkpoint",
+        "catalog",
+        "log",
+        "packs",
+        "segments",
+        "finishing",
+    ] {
+        filled_once(&directory, phase);
+        with_engine(directory.path(), true, |engine| {
+            let mut seen = false;
+            let options = BackupOptions::default();
+            let result = engine.backup_to(&to, &options, &mut |progress: BackupProgress| {
+                seen |= progress.phase == phase;
+                progress.phase != phase
+            });
+            assert_eq!(result.expect_err("cancelled").code, "backup_cancelled");
+            assert!(seen, "{phase} was never told");
+            assert!(!to.exists(), "{phase}");
+            assert!(!engine.cold.pins.files.held() && !engine.cold.pins.log.held());
+        });
+    }
+}
+
+fn filled_once(directory: &TestDirectory, phase: &str) {
+    if phase == "checkpoint" {
+        filled(directory, |_| {});
+    }
+}
+
+#[test]
+fn a_destination_that_exists_is_not_touched() {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    let inside = place.path().join("mine");
+    std::fs::write(&inside, "kept").expect("written");
+    filled(&directory, |engine| {
+        assert!(backup(engine, place.path()).is_err());
+    });
+    assert_eq!(std::fs::read(&inside).expect("still there"), b"kept");
+}
+
+/// Flips one byte in the middle of the first file below a directory.
+fn damage_one(directory: &Path, below: &str, ending: &str) {
+    let path = names(directory, below)
+        .into_iter()
+        .find(|name| name.ends_with(ending))
+        .expect("a file");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let at = if ending == ".pack" {
+        60
+    } else {
+        bytes.len() / 2
+    };
+    bytes[at] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+}
+
+#[test]
+fn damage_in_the_source_fails_the_backup_unless_it_is_allowed() {
+    for (below, ending, stream) in [
+        ("segments", ".seg", "\"big\""),
+        ("segments", ".idx", "\"big\""),
+        ("packs", ".pack", "\"small\""),
+    ] {
+        let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+        let (first, second) = (place.path().join("first"), place.path().join("second"));
+        filled(&directory, |engine| {
+            let whole = backup(engine, &first).expect("whole");
+            assert_eq!((whole.damaged, whole.streams), (0, 2));
+            damage_one(directory.path(), below, ending);
+            let refused = backup(engine, &second).expect_err("damaged");
+            assert_eq!(refused.code, "backup_damaged", "{refused}");
+            assert!(refused.detail.contains(stream) && refused.detail.contains(below));
+            assert!(!second.exists());
+            let options = BackupOptions {
+                allow_damage: true,
+                ..BackupOptions::default()
+            };
+            let made = engine.backup_to(&second, &options, &mut |_| true);
+            assert!(made.expect("allowed").damaged > 0, "{ending}");
+        });
+        // The other stream is whole in the copy.
+        let to = place.path().join("restored");
+        restore(&second, &to, &mut |_| true).expect("restores");
+        with_engine(&to, false, |engine| {
+            if stream == "\"big\"" {
+                assert_eq!(content(engine, "small"), b"little");
+            } else {
+                assert_eq!(content(engine, "big"), [b'b'; 1_000_000]);
+            }
+        });
+    }
+}
+
+#[test]
+fn every_changed_byte_of_a_backup_is_refused_and_nothing_is_left() {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    let kept = place.path().join("backup");
+    filled(&directory, |engine| {
+        backup(engine, &kept).expect("backup");
+    });
+    let (to, empty) = (place.path().join("new"), place.path().join("empty"));
+    std::fs::create_dir(&empty).expect("made");
+    for file in names(&kept, "") {
+        let whole = std::fs::read(&file).expect("read");
+        let mut changed = whole.clone();
+        changed[whole.len() / 2] ^= 0x10;
+        std::fs::write(&file, &changed).expect("written");
+        for target in [&to, &empty] {
+            let refused = restore(&kept, target, &mut |_| true).expect_err("refused");
+            let name = Path::new(&file).file_name().expect("name").to_str();
+            assert!(refused.detail.contains(name.expect("text")), "{refused}");
+        }
+        assert!(!to.exists() && names(&empty, "").is_empty(), "{file}");
+        std::fs::write(&file, &whole[..whole.len() - 1]).expect("cut");
+        assert!(restore(&kept, &to, &mut |_| true).is_err(), "{file} cut");
+        std::fs::remove_file(&file).expect("removed");
+        assert!(restore(&kept, &to, &mut |_| true).is_err(), "no {file}");
+        std::fs::write(&file, &whole).expect("as it was");
+    }
+    let cancelled = restore(&kept, &to, &mut |progress| progress.phase != "opening");
+    assert_eq!(cancelled.expect_err("cancelled").code, "restore_cancelled");
+    assert!(!to.exists());
+    restore(&kept, &empty, &mut |_| true).expect("whole again");
+    let refused = restore(&kept, &empty, &mut |_| true).expect_err("not empty");
+    assert_eq!(refused.code, "restore_refused");
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    filled(&directory, |engine| {
+        let options = BackupOptions {
+            rate_bytes_per_second: 4_000_000,
+            ..BackupOptions::default()
+        };
+        let began = std::time::Instant::now();
+        let made = engine.backup_to(&place.path().join("backup"), &options, &mut |_| true);
+        made.expect("backup");
+        // 1,000,000 bytes of segments at 4,000,000 per second.
+        assert!(began.elapsed().as_millis() >= 250);
+    });
+}
