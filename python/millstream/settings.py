@@ -227,6 +227,13 @@ class Settings:
     sweep_interval_ms: int = _milliseconds(
         1_000, "pause between two searches for expired streams", group="storage"
     )
+    backup_dir: str = _row(
+        "",
+        "directory below which backups may be made; needed on a non-loopback address",
+        kind=Kind.TEXT,
+        group="storage",
+        engine=False,
+    )
     url: str = _row(
         DEFAULT_URL,
         "server that client commands and `millstream.connect()` talk to",

@@ -55,6 +55,10 @@ error_codes! {
     DurabilityUnknown "durability_unknown" 400 "Unknown durability class" "One of ephemeral, memory, disk, fsync, quorum, object.";
     OriginRefused "origin_refused" 403 "Origin refused" "The control plane answers pages of its own origin only.";
     HostRefused "host_refused" 403 "Host refused" "The control plane of a loopback server answers loopback host names only.";
+    BackupRunning "backup_running" 409 "Backup running" "Wait for it, or cancel it.";
+    BackupExists "backup_exists" 409 "Backup destination exists" "A backup makes its directory itself; choose another name.";
+    BackupRefused "backup_refused" 403 "Backup refused" "Choose a destination below backup_dir and outside the data directory.";
+    BackupNotFound "backup_not_found" 404 "Backup not found" "The newest few are remembered until the server stops.";
     ControlUnavailable "control_unavailable" 503 "Control plane unavailable" "Try again shortly.";
     ControlTimeout "control_timeout" 504 "Control plane timeout" "Try again shortly.";
     VersionNotSupported "version_not_supported" 505 "HTTP version not supported" "Use HTTP/1.1.";

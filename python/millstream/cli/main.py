@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import append, read, serve, stream, tail
+from millstream.cli import append, backup, read, serve, stream, tail
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -103,6 +103,8 @@ for command in (
     read.read,
     tail.tail,
     stream.stream,
+    backup.backup,
+    backup.restore,
     completion,
 ):
     cli.add_command(command)

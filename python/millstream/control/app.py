@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from millstream.control import openapi
+from millstream.control.backups_api import BackupRoutes
 from millstream.control.http import (
     ApiError,
     JsonResponse,
@@ -65,12 +66,17 @@ class AppSettings(Protocol):
     def host(self) -> str: ...
     @property
     def public_url(self) -> str: ...
+    @property
+    def data_dir(self) -> str: ...
+    @property
+    def backup_dir(self) -> str: ...
 
 
 def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
     """The application for one engine; its state is loaded when the server starts it."""
     manager: SubscriptionManager | None = None
     streams = StreamRoutes(engine)
+    backups = BackupRoutes(engine, settings)
 
     def base_url_of(request: Request) -> str:
         return base_url(request, settings.host, settings.public_url)
@@ -85,6 +91,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
             yield
         finally:
             streams.close()
+            await backups.close()
             await manager.stop()
 
     app = Starlette(
@@ -92,6 +99,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
             Route("/-/", _landing, methods=["GET"]),
             Route("/-/openapi.json", _openapi, methods=["GET"]),
             *streams.routes(),
+            *backups.routes(),
         ],
         exception_handlers={HTTPException: render_error, Exception: render_failure},
         lifespan=lifespan,

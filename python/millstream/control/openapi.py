@@ -104,6 +104,31 @@ _CLAIM = _object(
     lease_ttl_ms=_INTEGER,
 )
 
+_BACKUP = _object(
+    ("id", "to", "state", "phase", "bytes_done", "bytes_total", "started_at"),
+    id=_TEXT,
+    to=_TEXT,
+    state={"enum": ["running", "done", "failed", "cancelled"]},
+    phase=_TEXT,
+    bytes_done=_INTEGER,
+    bytes_total={**_INTEGER, "description": "0 until it is known"},
+    started_at={**_INTEGER, "description": "milliseconds since 1970"},
+    ended_at={**_or_null(_INTEGER), "description": "milliseconds since 1970"},
+    summary=_or_null(
+        _object(
+            commit_number=_INTEGER,
+            checkpoint=_INTEGER,
+            taken_at={**_INTEGER, "description": "milliseconds since 1970"},
+            streams=_INTEGER,
+            files=_INTEGER,
+            bytes=_INTEGER,
+            damaged=_INTEGER,
+            damage=_array(_TEXT),
+        )
+    ),
+    error=_or_null(_object(code=_TEXT, detail=_TEXT)),
+)
+
 _SUBSCRIPTION_PATH = PROTOCOL_PREFIX + "/subscriptions/{id}"
 
 # (method, path) -> (request body, {status: response body})
@@ -119,6 +144,12 @@ OPERATIONS: dict[tuple[str, str], tuple[Schema | None, dict[int, Schema | None]]
         _object(("durability",), durability=_TEXT),
         {200: _STREAM, 400: None, 404: None, 501: None},
     ),
+    ("POST", "/-/api/backups"): (
+        _object(("to",), to=_TEXT, rate_mib_per_second={"type": "number"}, allow_damage=_FLAG),
+        {202: _BACKUP, 400: None, 403: None, 409: None},
+    ),
+    ("GET", "/-/api/backups/{id}"): (None, {200: _BACKUP, 404: None}),
+    ("DELETE", "/-/api/backups/{id}"): (None, {200: _BACKUP, 202: _BACKUP, 404: None}),
     ("GET", PROTOCOL_PREFIX + "/jwks.json"): (
         None,
         {200: _object(keys=_array({"type": "object"}))},
@@ -158,6 +189,7 @@ _QUERY: dict[str, list[tuple[str, Schema]]] = {
         ("after", _TEXT),
         ("limit", {**_INTEGER, "minimum": 1, "maximum": limits.LIST_LIMIT_MAX}),
     ],
+    "/-/api/backups/{id}": [("wait_ms", _INTEGER)],
 }
 
 

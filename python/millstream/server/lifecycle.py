@@ -45,7 +45,10 @@ _HINTS: Final = {
     "directory_locked": "stop the other server, or choose another --data-dir",
     "log_damaged": _REPAIR,
     "catalog_damaged": _REPAIR,
-    "format_missing": "choose an empty --data-dir, or the one a server has used before",
+    "format_missing": (
+        "choose an empty --data-dir, or the one a server has used before; "
+        "a backup becomes one by `millstream restore`"
+    ),
     "format_unknown": "this directory was written by another version; use that one, or another --data-dir",
 }
 

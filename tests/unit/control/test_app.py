@@ -27,6 +27,8 @@ SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions/"
 class AppSettings:
     host: str = "127.0.0.1"
     public_url: str = ""
+    data_dir: str = "./millstream-data"
+    backup_dir: str = ""
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ impl ColdStore {
     pub fn remove_stream(&self, extents: &[Extent]) -> io::Result<()> {
         let segments = extents.iter().filter_map(|extent| match extent.file {
             FileRef::Segment { owner, number } => Some((owner, number)),
-            FileRef::Pack { .. } => None,
+            FileRef::Pack { .. } | FileRef::Spill { .. } => None,
         });
         if self.pins.files.defers() {
             self.pinned_segments.lock().extend(segments);

@@ -12,6 +12,7 @@
 //! - `I-BACKUP-2` The mark is written when every other file and name is synced; a failed or cancelled backup is removed.
 //! - `I-BACKUP-3` Memory is bounded by a few buffers and the log's largest batch, whatever there is to copy.
 
+use crate::report;
 use std::fmt;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -44,6 +45,8 @@ const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(600);
 const TELL_EVERY_US: u64 = 100_000;
 /// Damage is counted to the end but told only so often.
 const DAMAGE_TOLD_MAX: usize = 20;
+/// What a stopping server spends on removing an unfinished backup.
+const STOP_REMOVAL_US: u64 = 700_000;
 /// Left free at the destination.
 const SPACE_MARGIN_BYTES: u64 = 4 << 20;
 
@@ -141,12 +144,37 @@ impl Engine {
                 Ok(summary)
             });
         made.map_err(|mut error| {
-            // Nobody else writes into a directory that was made a moment ago with mode 0700.
-            if let Err(left) = std::fs::remove_dir_all(to) {
+            if let Err(left) = self.remove_unfinished(to) {
                 error.detail = format!("{}; {name} could not be removed: {left}", error.detail);
+                report!("an unfinished backup was left in {name}: {left}");
             }
             error
         })
+    }
+
+    /// Removes a directory that was made a moment ago with mode 0700, so that everything in it is ours. A server that
+    /// stops has little time: what it leaves has no mark and is no backup.
+    fn remove_unfinished(&self, path: &Path) -> io::Result<()> {
+        if !self.stopping.load(Ordering::Acquire) {
+            return std::fs::remove_dir_all(path);
+        }
+        let until_us = self.doors.clock.monotonic_us() + STOP_REMOVAL_US;
+        self.remove_until(path, until_us)
+    }
+
+    fn remove_until(&self, path: &Path, until_us: u64) -> io::Result<()> {
+        for entry in std::fs::read_dir(path)? {
+            let entry = entry?;
+            if self.doors.clock.monotonic_us() > until_us {
+                return Err(io::Error::other("the server stopped before it was removed"));
+            }
+            if entry.file_type()?.is_dir() {
+                self.remove_until(&entry.path(), until_us)?;
+            } else {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        std::fs::remove_dir(path)
     }
 
     /// Makes a backup in an empty directory.

@@ -191,6 +191,12 @@ fn copy_stream(
             FileRef::Segment { owner, number } => {
                 segments.entry((owner, number)).or_default().push(*extent);
             }
+            FileRef::Spill { .. } => {
+                job.damage(format!(
+                    "{CATALOG_FILE}: stream {:?} names a file that ends with the process",
+                    stream.path
+                ))?;
+            }
             FileRef::Pack { number } => {
                 let need = extent.file_position.saturating_add(extent.len);
                 if packs.get(&number).is_some_and(|length| *length < need) {
