@@ -39,7 +39,7 @@ fn with_engine<T>(directory: &Path, maintained: bool, work: impl FnOnce(&Engine)
         thread.join().expect("maintenance thread");
     }
     assert!(engine.write_clean_mark(std::time::Duration::from_secs(10)));
-    engine.shard.stop_thread();
+    engine.shard.stop_threads();
     commit.join().expect("commit thread");
     result
 }
@@ -266,57 +266,107 @@ fn a_destination_that_exists_is_not_touched() {
     assert_eq!(std::fs::read(&inside).expect("still there"), b"kept");
 }
 
-/// Flips one byte in the middle of the first file below a directory.
-fn damage_one(directory: &Path, below: &str, ending: &str) {
+/// How a file is damaged; an empty result removes it.
+type Hurt = fn(Vec<u8>) -> Vec<u8>;
+
+fn flip(mut bytes: Vec<u8>, at: usize) -> Vec<u8> {
+    bytes[at] ^= 1;
+    bytes
+}
+
+fn flip_middle(bytes: Vec<u8>) -> Vec<u8> {
+    let middle = bytes.len() / 2;
+    flip(bytes, middle)
+}
+
+fn halve(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.truncate(bytes.len() / 2);
+    bytes
+}
+
+fn hurt_one(directory: &Path, below: &str, ending: &str, hurt: Hurt) {
     let path = names(directory, below)
         .into_iter()
         .find(|name| name.ends_with(ending))
         .expect("a file");
-    let mut bytes = std::fs::read(&path).expect("read");
-    let at = if ending == ".pack" {
-        60
+    let bytes = hurt(std::fs::read(&path).expect("read"));
+    if bytes.is_empty() {
+        std::fs::remove_file(&path).expect("removed");
     } else {
-        bytes.len() / 2
-    };
-    bytes[at] ^= 1;
-    std::fs::write(&path, bytes).expect("written");
+        std::fs::write(&path, bytes).expect("written");
+    }
+}
+
+/// A backup of a whole engine succeeds; after the damage it fails, or copies it if that is allowed.
+fn refused_and_allowed(below: &str, ending: &str, stream: &str, hurt: Hurt) {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    let (first, second) = (place.path().join("first"), place.path().join("second"));
+    filled(&directory, |engine| {
+        let whole = backup(engine, &first).expect("whole");
+        assert_eq!((whole.damaged, whole.streams), (0, 2));
+        hurt_one(directory.path(), below, ending, hurt);
+        let refused = backup(engine, &second).expect_err("damaged");
+        assert_eq!(refused.code, "backup_damaged", "{refused}");
+        assert!(refused.detail.contains(&format!("{stream:?}")), "{refused}");
+        assert!(refused.detail.contains(below) && !second.exists());
+        let options = BackupOptions {
+            allow_damage: true,
+            ..BackupOptions::default()
+        };
+        let made = engine.backup_to(&second, &options, &mut |_| true);
+        let made = made.expect("allowed");
+        assert!(made.damaged > 0 && !made.damage.is_empty(), "{ending}");
+    });
+    // The other stream is whole in the copy.
+    let to = place.path().join("restored");
+    restore(&second, &to, &mut |_| true).expect("restores");
+    with_engine(&to, false, |engine| {
+        if stream == "big" {
+            assert_eq!(content(engine, "small"), b"little");
+        } else {
+            assert_eq!(content(engine, "big"), [b'b'; 1_000_000]);
+        }
+    });
 }
 
 #[test]
-fn damage_in_the_source_fails_the_backup_unless_it_is_allowed() {
-    for (below, ending, stream) in [
-        ("segments", ".seg", "\"big\""),
-        ("segments", ".idx", "\"big\""),
-        ("packs", ".pack", "\"small\""),
-    ] {
-        let (directory, place) = (TestDirectory::new(), TestDirectory::new());
-        let (first, second) = (place.path().join("first"), place.path().join("second"));
-        filled(&directory, |engine| {
-            let whole = backup(engine, &first).expect("whole");
-            assert_eq!((whole.damaged, whole.streams), (0, 2));
-            damage_one(directory.path(), below, ending);
-            let refused = backup(engine, &second).expect_err("damaged");
-            assert_eq!(refused.code, "backup_damaged", "{refused}");
-            assert!(refused.detail.contains(stream) && refused.detail.contains(below));
-            assert!(!second.exists());
-            let options = BackupOptions {
-                allow_damage: true,
-                ..BackupOptions::default()
-            };
-            let made = engine.backup_to(&second, &options, &mut |_| true);
-            assert!(made.expect("allowed").damaged > 0, "{ending}");
-        });
-        // The other stream is whole in the copy.
-        let to = place.path().join("restored");
-        restore(&second, &to, &mut |_| true).expect("restores");
-        with_engine(&to, false, |engine| {
-            if stream == "\"big\"" {
-                assert_eq!(content(engine, "small"), b"little");
-            } else {
-                assert_eq!(content(engine, "big"), [b'b'; 1_000_000]);
-            }
-        });
+fn damage_in_segments_fails_the_backup_unless_it_is_allowed() {
+    for ending in [".seg", ".idx"] {
+        refused_and_allowed("segments", ending, "big", flip_middle);
+        refused_and_allowed("segments", ending, "big", halve);
+        refused_and_allowed("segments", ending, "big", |_| Vec::new());
     }
+}
+
+#[test]
+fn damage_in_packs_fails_the_backup_unless_it_is_allowed() {
+    // A section begins at byte 16 with a header of 40; the bytes of the stream follow.
+    refused_and_allowed("packs", ".pack", "small", |bytes| flip(bytes, 58));
+    refused_and_allowed("packs", ".pack", "small", |bytes| flip(flip(bytes, 20), 58));
+    refused_and_allowed("packs", ".pack", "small", |bytes| bytes[..58].to_vec());
+    refused_and_allowed("packs", ".pack", "small", |_| Vec::new());
+}
+
+#[test]
+fn damage_that_costs_nobody_anything_or_is_known_does_not_fail_a_backup() {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    filled(&directory, |engine| {
+        backup(engine, &place.path().join("first")).expect("whole");
+        hurt_one(directory.path(), "packs", ".pack", |bytes| flip(bytes, 20));
+        let made = backup(engine, &place.path().join("second"));
+        assert_eq!(made.expect("a header that nobody reads").damaged, 0);
+        hurt_one(directory.path(), "segments", ".seg", flip_middle);
+        assert!(backup(engine, &place.path().join("third")).is_err());
+        let stream = engine.find("big").ok().flatten().expect("there");
+        {
+            let mut state = stream.lock();
+            state.damaged = Some(Box::new(vec![(450_000, 600_000)]));
+            engine.directory.mark_dirty(&stream, &mut state.dirty);
+        }
+        append(engine, "big", b"so that there is something to write");
+        let made = backup(engine, &place.path().join("third"));
+        assert_eq!(made.expect("known").damaged, 0);
+    });
 }
 
 #[test]

@@ -69,29 +69,38 @@ fn undecodable(path: &[u8]) -> String {
     format!("{CATALOG_FILE}: the entry of stream {path:?} does not decode")
 }
 
-/// Copies every pack that has live bytes, and returns how long each one is.
+/// A pack that was copied.
+pub struct PackCopy {
+    bytes: u64,
+    /// Its sections could be walked, and what is bad in them was told.
+    checked: bool,
+}
+
+/// Copies every pack that has live bytes. One that is missing is told by the streams that miss it.
 pub fn copy_packs(
     job: &mut Job<'_>,
     catalog: &Catalog,
     manifest: &mut ManifestWriter,
-) -> Result<BTreeMap<u32, u64>, BackupError> {
+) -> Result<BTreeMap<u32, PackCopy>, BackupError> {
     job.to.create_dir_all(PACKS_DIRECTORY)?;
-    let mut lengths = BTreeMap::new();
+    let mut packs = BTreeMap::new();
     for (number, _) in catalog.packs()? {
-        let path = pack::path(number);
-        let Some(record) = copy_file(job, &path, u64::MAX)? else {
-            job.damage(format!("{path} is missing"))?;
+        let Some(record) = copy_file(job, &pack::path(number), u64::MAX)? else {
             continue;
         };
-        lengths.insert(number, record.bytes);
         manifest.add(&record)?;
-        check_pack(job, catalog, number)?;
+        let copied = PackCopy {
+            bytes: record.bytes,
+            checked: check_pack(job, catalog, number)?,
+        };
+        packs.insert(number, copied);
     }
-    Ok(lengths)
+    Ok(packs)
 }
 
-/// Checks every section of a copied pack. Damage in a section that no stream uses any more is none.
-fn check_pack(job: &mut Job<'_>, catalog: &Catalog, number: u32) -> Result<(), BackupError> {
+/// Checks every section of a copied pack in one pass. Damage in a section that no stream uses any more is none.
+/// `false`: a section's header is damaged, so each stream has to be looked at.
+fn check_pack(job: &mut Job<'_>, catalog: &Catalog, number: u32) -> Result<bool, BackupError> {
     let path = pack::path(number);
     let file = job.to.open(&path, OpenMode::Read)?;
     let mut position = pack::FILE_HEADER_BYTES as u64;
@@ -108,11 +117,10 @@ fn check_pack(job: &mut Job<'_>, catalog: &Catalog, number: u32) -> Result<(), B
     if let Some(error) = failed {
         return Err(BackupError::at(&path, &error));
     }
-    if let Err(error) = walked {
-        if error.kind() != io::ErrorKind::InvalidData {
-            return Err(BackupError::at(&path, &error));
-        }
-        job.damage(error.to_string())?;
+    match walked {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
+        Err(error) => return Err(BackupError::at(&path, &error)),
     }
     for (id, extent, bad) in found {
         let Some(stream_path) = catalog.path_of(id)? else {
@@ -126,7 +134,7 @@ fn check_pack(job: &mut Job<'_>, catalog: &Catalog, number: u32) -> Result<(), B
             tell_bad(job, &stream, &path, &bad)?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 fn extent_of(number: u32, position: u64, section: &Section) -> Extent {
@@ -143,18 +151,34 @@ fn extent_of(number: u32, position: u64, section: &Section) -> Extent {
     }
 }
 
+/// Notes damage, unless it is known: then readers are told of a gap, and the copy says the same.
 fn tell_bad(job: &mut Job<'_>, stream: &Stream, file: &str, bad: &Bad) -> Result<(), BackupError> {
+    let known = stream.lock().damaged.as_ref().is_some_and(|ranges| {
+        let covers = |(start, end): &(u64, u64)| *start <= bad.start && bad.end <= *end;
+        ranges.iter().any(covers)
+    });
+    if known {
+        return Ok(());
+    }
     job.damage(format!(
         "{file}: bytes {}..{} of stream {:?}: {}",
         bad.start, bad.end, stream.path, bad.what
     ))
 }
 
+fn all_bad(extent: &Extent, what: &str) -> Bad {
+    Bad {
+        start: extent.start,
+        end: extent.end(),
+        what: what.to_owned(),
+    }
+}
+
 /// Copies the segments of every stream, in the order of their paths.
 pub fn copy_segments(
     job: &mut Job<'_>,
     catalog: &Catalog,
-    packs: &BTreeMap<u32, u64>,
+    packs: &BTreeMap<u32, PackCopy>,
     manifest: &mut ManifestWriter,
 ) -> Result<(), BackupError> {
     job.to.create_dir_all(SEGMENTS_DIRECTORY)?;
@@ -181,7 +205,7 @@ pub fn copy_segments(
 fn copy_stream(
     job: &mut Job<'_>,
     stream: &Stream,
-    packs: &BTreeMap<u32, u64>,
+    packs: &BTreeMap<u32, PackCopy>,
     manifest: &mut ManifestWriter,
 ) -> Result<(), BackupError> {
     let extents = Arc::clone(&stream.lock().extents);
@@ -191,21 +215,10 @@ fn copy_stream(
             FileRef::Segment { owner, number } => {
                 segments.entry((owner, number)).or_default().push(*extent);
             }
+            FileRef::Pack { number } => check_in_pack(job, stream, extent, number, packs)?,
             FileRef::Spill { .. } => {
-                job.damage(format!(
-                    "{CATALOG_FILE}: stream {:?} names a file that ends with the process",
-                    stream.path
-                ))?;
-            }
-            FileRef::Pack { number } => {
-                let need = extent.file_position.saturating_add(extent.len);
-                if packs.get(&number).is_some_and(|length| *length < need) {
-                    let path = pack::path(number);
-                    job.damage(format!(
-                        "{path} ends before byte {need}, where stream {:?} has bytes",
-                        stream.path
-                    ))?;
-                }
+                let bad = all_bad(extent, "they lie in a file that ends with the process");
+                tell_bad(job, stream, CATALOG_FILE, &bad)?;
             }
         }
     }
@@ -213,6 +226,33 @@ fn copy_stream(
         copy_segment(job, stream, owner, number, &extents, manifest)?;
     }
     Ok(())
+}
+
+/// What the walk over the pack could not see of one stream's extent.
+fn check_in_pack(
+    job: &mut Job<'_>,
+    stream: &Stream,
+    extent: &Extent,
+    number: u32,
+    packs: &BTreeMap<u32, PackCopy>,
+) -> Result<(), BackupError> {
+    let path = pack::path(number);
+    let Some(copied) = packs.get(&number) else {
+        return tell_bad(job, stream, &path, &all_bad(extent, "the file is missing"));
+    };
+    if extent.file_position.saturating_add(extent.len) > copied.bytes {
+        return tell_bad(job, stream, &path, &all_bad(extent, "the file is short"));
+    }
+    if copied.checked {
+        return Ok(());
+    }
+    let file = job.to.open(&path, OpenMode::Read)?;
+    let mut found = Vec::new();
+    check_extent(&*file, &*file, extent, &mut |bad| found.push(bad))
+        .map_err(|error| BackupError::at(&path, &error))?;
+    found
+        .iter()
+        .try_for_each(|bad| tell_bad(job, stream, &path, bad))
 }
 
 fn copy_segment(
@@ -243,8 +283,9 @@ fn copy_segment(
         match copy_file(job, path, end.unwrap_or(0))? {
             Some(record) => manifest.add(&record)?,
             None => {
-                let finding = format!("{path} of stream {:?} is missing", stream.path);
-                return job.damage(finding);
+                let bad = |extent| all_bad(extent, "the file is missing");
+                let mut bads = extents.iter().map(bad);
+                return bads.try_for_each(|bad| tell_bad(job, stream, path, &bad));
             }
         }
     }
