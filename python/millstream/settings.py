@@ -230,7 +230,7 @@ class Settings:
     backup_dir: str = _row(
         "",
         "directory below which backups may be made; needed on a non-loopback address",
-        kind=Kind.TEXT,
+        kind=Kind.PATH,
         group="storage",
         engine=False,
     )

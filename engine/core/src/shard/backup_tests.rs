@@ -211,6 +211,52 @@ fn a_backup_under_load_restores_to_a_prefix_with_everything_acknowledged_before(
     });
 }
 
+#[test]
+fn a_backup_holds_exactly_what_was_synced_when_the_catalog_was_copied() {
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    let (kept, to) = (place.path().join("backup"), place.path().join("restored"));
+    let tail = with_engine(directory.path(), true, |engine| {
+        for path in ["old", "deleted"] {
+            create(engine, path);
+            append(engine, path, b"before.");
+        }
+        let mut seen = String::new();
+        let options = BackupOptions::default();
+        let made = engine.backup_to(&kept, &options, &mut |progress| {
+            if seen != progress.phase {
+                seen = progress.phase.to_owned();
+                match progress.phase {
+                    // Behind the checkpoint, before the catalog is read: only the log has these.
+                    "catalog" => {
+                        append(engine, "old", b"in the log.");
+                        create(engine, "new");
+                        append(engine, "new", b"as well");
+                        assert!(engine.local_delete("deleted").expect("deleted"));
+                    }
+                    // Behind the commit number: not in the backup, whatever the files hold.
+                    "log" | "packs" | "segments" => append(engine, "old", b"too late."),
+                    _ => {}
+                }
+            }
+            true
+        });
+        let made = made.expect("backup");
+        assert!(made.commit_number >= made.checkpoint + 4, "{made:?}");
+        engine.local_tail("old").expect("asked").expect("there")
+    });
+    restore(&kept, &to, &mut |_| true).expect("restores");
+    with_engine(&to, false, |engine| {
+        assert_eq!(content(engine, "old"), b"before.in the log.");
+        assert_eq!(content(engine, "new"), b"as well");
+        let now = engine.local_tail("old").expect("asked").expect("there");
+        assert!(
+            now.epoch > tail.epoch && now.position < tail.position,
+            "a new epoch"
+        );
+        assert_eq!(engine.local_tail("deleted").expect("asked"), None);
+    });
+}
+
 fn filled(directory: &TestDirectory, work: impl FnOnce(&Engine)) {
     with_engine(directory.path(), true, |engine| {
         create(engine, "big");
