@@ -241,7 +241,7 @@ impl Copy<'_> {
 
     /// Compares the list with the mark, and counts what it lists.
     fn check_manifest(&mut self, manifest: &FileRecord) -> Result<(), BackupError> {
-        self.read(manifest, &mut |_, _| Ok(()))?;
+        self.read(manifest, |_, _| Ok(()))?;
         let total = &mut self.progress.bytes_total;
         read_files(self.from, &mut |record| {
             *total += record.bytes;
@@ -257,7 +257,7 @@ impl Copy<'_> {
         }
         let explain = |error: io::Error| BackupError::at(&record.path, &error);
         let mut out = SequentialWriter::create(self.to, &record.path).map_err(explain)?;
-        self.read(record, &mut |copy, bytes| {
+        self.read(record, |copy, bytes| {
             out.write(bytes).map_err(explain)?;
             copy.progress.bytes_done += bytes.len() as u64;
             copy.look()
@@ -271,7 +271,7 @@ impl Copy<'_> {
     fn read(
         &mut self,
         record: &FileRecord,
-        take: &mut dyn FnMut(&mut Self, &[u8]) -> Result<(), BackupError>,
+        mut take: impl FnMut(&mut Self, &[u8]) -> Result<(), BackupError>,
     ) -> Result<(), BackupError> {
         let path = &record.path;
         let file = self

@@ -21,10 +21,10 @@ impl Catalog {
     pub fn copy_into(&self, target: &Catalog, seen: Seen<'_>) -> Result<(), CatalogError> {
         contained(|| {
             let from = self.database()?.begin_read()?;
-            copy_table(&from, target, STREAMS, &mut |path, value| seen(path, value))?;
-            copy_table(&from, target, IDS, &mut |_, _| Ok(()))?;
-            copy_table(&from, target, PACKS, &mut |_, _| Ok(()))?;
-            copy_table(&from, target, META, &mut |_, _| Ok(()))
+            copy_table(&from, target, STREAMS, |path, value| seen(path, value))?;
+            copy_table(&from, target, IDS, |_, _| Ok(()))?;
+            copy_table(&from, target, PACKS, |_, _| Ok(()))?;
+            copy_table(&from, target, META, |_, _| Ok(()))
         })
     }
 }
@@ -33,7 +33,7 @@ fn copy_table<K: Key + 'static, V: Value + 'static>(
     from: &ReadTransaction,
     target: &Catalog,
     definition: TableDefinition<'_, K, V>,
-    seen: &mut dyn FnMut(K::SelfType<'_>, V::SelfType<'_>) -> io::Result<()>,
+    mut seen: impl FnMut(K::SelfType<'_>, V::SelfType<'_>) -> io::Result<()>,
 ) -> Result<(), CatalogError> {
     let source = from.open_table(definition)?;
     let mut rows = source.iter()?;
