@@ -366,6 +366,35 @@ def test_restore_never_overwrites_and_finds_every_changed_byte(api: Api, tmp_pat
     restored(backup, tmp_path / "new")
 
 
+def test_a_restore_killed_in_the_middle_leaves_what_no_server_runs_on(
+    api: Api, tmp_path: Path
+) -> None:
+    fill(api, 4)
+    backup = tmp_path / "backup"
+    backed_up(api, backup)
+    caught = [number for number in range(10) if kill_in_the_middle(backup, tmp_path / f"r{number}")]
+    assert caught, "no restore was caught before its end"
+    cut = tmp_path / f"r{caught[0]}"
+    served = run("serve", "--port", "0", "--data-dir", cut)
+    assert served.returncode == 1, served
+    refused = run("restore", backup, "--data-dir", cut)
+    assert refused.returncode == 1
+    assert "not empty" in refused.stderr
+
+
+def kill_in_the_middle(backup: Path, data_dir: Path) -> bool:
+    """Whether the restore was still at its files when it was killed."""
+    process = subprocess.Popen(
+        [str(binary()), "restore", str(backup), "--data-dir", str(data_dir)], env=environment()
+    )
+    try:
+        wait_until(lambda: (data_dir / "restore.partial" / "segments").exists())
+    finally:
+        process.kill()
+        process.wait()
+    return (data_dir / "restore.partial").exists() and not (data_dir / "format").exists()
+
+
 def test_damage_in_the_server_fails_a_backup_and_is_named(
     server: Server, api: Api, tmp_path: Path
 ) -> None:

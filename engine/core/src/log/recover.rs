@@ -31,6 +31,8 @@ use crate::model::{Class, StreamId};
 use crate::stream::offsets::{GapReason, Loss, Losses};
 
 pub(crate) const FORMAT_FILE: &str = "format";
+/// Where a restore collects its files before they get their places.
+pub(crate) const RESTORE_DIRECTORY: &str = "restore.partial";
 const FORMAT_FILE_NEW: &str = "format.new";
 pub(crate) const FORMAT: &[u8] = b"millstream 1\n";
 const READ_PIECE_BYTES: usize = 4 << 20;
@@ -170,7 +172,9 @@ fn check_format(disk: &dyn Disk) -> Result<bool, EngineError> {
             format!("the data directory has format {found:?}; this version reads \"millstream 1\""),
         ));
     }
-    let foreign = has(WAL_DIR).or_else(|| has(CATALOG_FILE));
+    let foreign = [WAL_DIR, CATALOG_FILE, RESTORE_DIRECTORY]
+        .into_iter()
+        .find_map(has);
     if let (Some(foreign), None) = (foreign, has(FORMAT_FILE_NEW)) {
         return Err(EngineError::new(
             "format_missing",

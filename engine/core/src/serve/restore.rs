@@ -18,15 +18,13 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::io::{Disk, OpenMode, RealDisk, read_up_to_at};
 use crate::log::lock::DirectoryLock;
-use crate::log::recover::{FORMAT, FORMAT_FILE};
+use crate::log::recover::{FORMAT, FORMAT_FILE, RESTORE_DIRECTORY};
 use crate::serve::server::Server;
 use crate::shard::backup::BackupError;
 use crate::shard::backup::manifest::{
     FileRecord, MANIFEST_FILE, SequentialWriter, read_files, read_mark,
 };
 
-/// Where it grows inside the target.
-const PARTIAL_DIRECTORY: &str = "restore.partial";
 const LOCK_FILE: &str = "lock";
 /// What a fresh file system has in its root.
 const NOT_OURS: &str = "lost+found";
@@ -112,7 +110,7 @@ impl Target {
             .map_err(|error| BackupError::new("restore_refused", error.detail))?;
         Ok(Target {
             root: root.to_owned(),
-            partial: root.join(PARTIAL_DIRECTORY),
+            partial: root.join(RESTORE_DIRECTORY),
             created,
             _lock: lock,
         })
