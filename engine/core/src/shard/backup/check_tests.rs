@@ -24,7 +24,6 @@ fn written(sizes: &[usize]) -> Written {
             records: 7 + number as u64,
             time_ms: 50,
             crc: crc32c::crc32c(&append),
-            flags: 0,
         };
         encode(&entry, &mut index);
         bytes.extend_from_slice(&append);
@@ -84,14 +83,9 @@ fn whole_bytes_pass_and_each_flipped_byte_is_found() {
     }
     files.flip("data", 0);
     assert_eq!(files.bad(), [], "what no extent names is not checked");
-    for at in (0..4 * 32).filter(|at| at % 32 < 28) {
+    for at in 0..4 * 32 {
         files.flip("index", at);
-        let records = (8..16).contains(&(at % 32));
-        let time = (16..24).contains(&(at % 32));
-        // A larger count or time in the last entry goes back nowhere: only the order can be judged.
-        if !records && !time {
-            assert!(!files.bad().is_empty(), "index byte {at}");
-        }
+        assert!(!files.bad().is_empty(), "index byte {at}");
         files.flip("index", at);
     }
 }
