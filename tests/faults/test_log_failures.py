@@ -6,18 +6,19 @@ and a restart finds everything that was acknowledged. No sync is tried a second 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from support.http import Api, Response, producer, request_bytes
+from support.http import Api, Closed, Response, producer, request_bytes
 from support.server import Server
 
 FAIL, SYNC_DELAY = "MILLSTREAM_FAULT_FAIL", "MILLSTREAM_FAULT_SYNC_DELAY_MS"
 TEXT = {"Content-Type": "text/plain"}
 # Late enough that the server's own first writes are through, early enough to be quick.
-CALL = 25
+CALL = 60
 
 
 def body(number: int) -> bytes:
@@ -112,35 +113,40 @@ def test_everybody_who_waits_is_told(start_server: Callable[..., Server], fault:
     """Many appends in one failing group commit, pipelined and not, and a duplicate among them."""
     server = start_server(environment={FAIL: f"{fault}:{CALL}", SYNC_DELAY: "50"})
     api = Api(server, deadline_s=20)
-    assert api.put("s").status in (201, 503)
-    answers: list[Response] = []
-    lock = threading.Lock()
+    assert api.put("s").status == 201
+    answers: list[list[Response]] = []
 
     def send(name: str) -> None:
-        with api.connect() as connection:
-            once = request_bytes("POST", Api.target("s"), {**TEXT, **producer(name, 0, 0)}, b"x")
+        """One append and its duplicate, pipelined; a failed log may end the connection after the first."""
+        once = request_bytes("POST", Api.target("s"), {**TEXT, **producer(name, 0, 0)}, b"x")
+        got: list[Response] = []
+        with contextlib.suppress(Closed), api.connect() as connection:
             connection.send(once + once)
-            got = [connection.read_response(), connection.read_response()]
-        with lock:
-            answers.extend(got)
+            got.append(connection.read_response())
+            got.append(connection.read_response())
+        answers.append(got)
 
-    while not any(answer.status == 503 for answer in answers):
-        threads = [threading.Thread(target=send, args=(f"p{n}-{len(answers)}",)) for n in range(8)]
+    for turn in range(200):
+        threads = [threading.Thread(target=send, args=(f"p{turn}-{n}",)) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive(), "somebody was never answered"
-    refused = [answer for answer in answers if answer.status == 503]
+        if any(got[0].status != 200 for got in answers):
+            break
+    assert all(answers), "somebody got no answer at all"
+    refused = [answer for got in answers for answer in got if answer.status == 503]
     assert {answer.code for answer in refused} <= {"outcome_unknown", "server_busy"}
     assert any(answer.code == "outcome_unknown" for answer in refused)
-    accepted = sum(answer.status == 200 for answer in answers)
-    duplicates = sum(answer.status == 204 for answer in answers)
-    assert duplicates == accepted, "a duplicate was confirmed without its original"
+    accepted = [got for got in answers if got[0].status == 200]
+    for got in answers:
+        statuses = [answer.status for answer in got]
+        assert statuses in ([200, 204], [200, 503], [200], [503], [503, 503]), statuses
     server.kill()
     server.environment = {}
     server.restart()
-    assert api.get("s").body.count(b"x") >= accepted
+    assert api.get("s").body.count(b"x") >= len(accepted)
 
 
 def test_a_failed_close_can_be_tried_again(start_server: Callable[..., Server]) -> None:
