@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -68,6 +69,10 @@ def digest(api: Api, stream: str) -> str:
     return hashlib.sha256(api.read_all(stream)).hexdigest()
 
 
+class Worker(Protocol):
+    def run(self, api: Api, start: threading.Barrier) -> None: ...
+
+
 class Round:
     """Everything that runs at once until the kill, and what must hold after it."""
 
@@ -103,9 +108,23 @@ class Round:
 
     def load_and_kill(self, server: Server, api: Api) -> bool:
         """Runs the load and kills the server in it; whether it stood still when it died."""
-        workers = [*self.writers, *self.controls, self.forks, self.changer, *self.lasting]
+        workers: list[Worker] = [
+            *self.writers,
+            *self.controls,
+            self.forks,
+            self.changer,
+            *self.lasting,
+        ]
         start = threading.Barrier(len(workers) + 1)
-        threads = [threading.Thread(target=worker.run, args=(api, start)) for worker in workers]
+        failures: list[BaseException] = []
+
+        def run(worker: Worker) -> None:
+            try:
+                worker.run(api, start)
+            except BaseException as failure:  # noqa: BLE001 - raised again by the test itself
+                failures.append(failure)
+
+        threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
         for thread in threads:
             thread.start()
         start.wait(30)
@@ -120,6 +139,8 @@ class Round:
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
+        if failures:
+            raise failures[0]
         return frozen
 
     def check(self, api: Api) -> list[Loss]:

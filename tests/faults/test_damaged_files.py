@@ -27,9 +27,7 @@ def content(name: str, size: int) -> bytes:
 
 def stored(start_server: Callable[..., Server]) -> Server:
     """Two streams with a segment each and several in a pack, all of it out of the log; stopped."""
-    server = start_server(
-        settings={"checkpoint_bytes": "64KiB"}, before_exec=without_root_override
-    )
+    server = start_server(settings={"checkpoint_bytes": "64KiB"}, before_exec=without_root_override)
     api = Api(server)
     for name in ("one", "two"):
         assert api.put(name, content(name, LARGE_BYTES)).status == 201

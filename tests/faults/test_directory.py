@@ -49,7 +49,14 @@ def test_foreign_files_are_ignored_and_kept(start_server: Callable[..., Server])
     assert present >= {"wal"}, present
     foreign = []
     for folder in sorted({"", *present}):
-        for name in ("notes.txt", ".hidden", "0000.wal", "x.seg", "catalog.redb.bak", "\udcff\udcfe"):
+        for name in (
+            "notes.txt",
+            ".hidden",
+            "0000.wal",
+            "x.seg",
+            "catalog.redb.bak",
+            "\udcff\udcfe",
+        ):
             file = server.data_dir / folder / name
             file.write_bytes(f"mine: {folder}".encode())
             foreign.append(file)

@@ -70,7 +70,9 @@ def test_a_slow_disk_delays_only_those_who_asked_for_it(
     # An orderly stop would wait for the slow disk, too, for longer than it is given.
     server.kill()
     # One core may be busy elsewhere; a sync is a second, so half of one tells waiting from not waiting.
-    assert taken_ms[-1] < SYNC_DELAY_MS / 2, f"the slowest of {len(taken_ms)} took {taken_ms[-3:]} ms"
+    assert taken_ms[-1] < SYNC_DELAY_MS / 2, (
+        f"the slowest of {len(taken_ms)} took {taken_ms[-3:]} ms"
+    )
 
 
 def test_what_a_slow_disk_has_not_confirmed_nobody_sees(
@@ -90,7 +92,9 @@ def test_what_a_slow_disk_has_not_confirmed_nobody_sees(
 
 @pytest.mark.slow
 def test_a_frozen_server_loses_nothing_and_its_clients_time_out(server: Server, api: Api) -> None:
-    writers = [Writer(f"w{n}", "shared", depth, with_producer=True) for n, depth in ((0, 1), (1, 16))]
+    writers = [
+        Writer(f"w{n}", "shared", depth, with_producer=True) for n, depth in ((0, 1), (1, 16))
+    ]
     api.put("shared")
     start = threading.Barrier(len(writers) + 1)
     patient = Api(server, deadline_s=60)

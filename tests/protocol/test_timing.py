@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+
 from support.http import Api, request_bytes
 from support.server import Server
 

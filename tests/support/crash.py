@@ -103,7 +103,8 @@ class ControlWriter:
                 expect(connection.request("PUT", self.target(number), first, b"body"), 201)
                 self.created += 1
                 closing = {**TEXT, "Stream-Closed": "true"}
-                expect(connection.request("POST", self.target(number), closing, b"end"), 204)
+                request = request_bytes("POST", self.target(number), closing, b"end")
+                expect(send_patiently(connection, request), 204)
                 self.closed += 1
                 if number >= 5:
                     expect(connection.request("DELETE", self.target(number - 5)), 204)
@@ -160,7 +161,7 @@ class ForkWriter:
         self.forked += 1
         expect(connection.request("DELETE", Api.target(source)), 204)
         self.deleted += 1
-        expect(connection.request("POST", Api.target(fork), TEXT, b"mine"), 204)
+        append(connection, fork, b"mine")
         self.appended += 1
 
     def check(self, api: Api) -> None:

@@ -115,7 +115,7 @@ def refusal(
         timeout=60,
         check=False,
         env={**clean, **(environment or {})},
-        preexec_fn=without_root_override if obey_modes else None,  # noqa: PLW1509 - no threads here
+        preexec_fn=without_root_override if obey_modes else None,
     )
     said = run.stdout + run.stderr
     assert run.returncode == 1, (run.returncode, said)
@@ -138,7 +138,9 @@ def mounted(at: Path, size_bytes: int, kind: str = "ext4") -> Iterator[Path]:
     else:
         with image.open("wb") as handle:
             handle.truncate(size_bytes)
-        made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], capture_output=True, check=False)
+        made = subprocess.run(
+            ["mkfs.ext4", "-q", "-m", "0", image], capture_output=True, check=False
+        )
         if made.returncode != 0:
             pytest.skip(f"no ext4 can be made here: {made.stderr.decode()[:200]}")
         mount = ["mount", "-o", "loop", str(image), str(at)]
