@@ -120,13 +120,13 @@ def test_a_data_directory_that_is_a_file(tmp_path: Path, where: str) -> None:
 
 
 @pytest.fixture
-def obedient(start_server: Callable[..., Server]) -> Iterator[Callable[..., Server]]:
+def obedient(start_server: Callable[..., Server]) -> Callable[..., Server]:
     """Servers for which file modes hold, also when the tests run as root."""
 
     def start(**options: object) -> Server:
         return start_server(before_exec=without_root_override, **options)
 
-    yield start
+    return start
 
 
 @pytest.mark.parametrize("what", ["directory", "wal", "log file", "catalog.redb", "format", "lock"])
