@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.disk import without_root_override
+from support.disk import refusal, without_root_override
 from support.http import Api, Closed, Timeout, Truncated
 from support.server import Server
 
@@ -131,3 +131,21 @@ def test_a_damaged_pack_costs_only_the_streams_in_it(
         assert outcome(api, name, LARGE_BYTES) == "whole"
     assert api.post("one", b"new").status == 204
     assert api.put("after", b"x").status == 201
+
+
+def test_subscriptions_that_cannot_be_read_stop_the_start(
+    start_server: Callable[..., Server],
+) -> None:
+    """They would be lost in silence otherwise; the data itself is not touched."""
+    server = stored(start_server)
+    packs = server.data_dir / "packs"
+    packs.rename(server.data_dir / "aside")
+    packs.mkdir()
+    said = refusal(server.data_dir)
+    assert "control plane did not load" in said
+    assert "(control)" in said
+    packs.rename(server.data_dir / "empty")
+    (server.data_dir / "aside").rename(packs)
+    server.restart()
+    for number in range(SMALL):
+        assert outcome(Api(server), f"small/{number}", 2000) == "whole"

@@ -145,6 +145,7 @@ def test_permission_denied_is_refused_with_the_name(
     finally:
         target.chmod(mode)
     assert "ermission denied" in said, said
+    assert "io_error" in said, "a file that may not be read is not a damaged one"
     assert target.name in said or "log directory" in said or "format file" in said, said
     server.restart()
     assert Api(server).get("s").body == b"kept"

@@ -27,6 +27,7 @@ use redb::{
     StorageBackend, StorageError, TableDefinition, WriteTransaction,
 };
 
+use crate::error::EngineError;
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
 use crate::model::StreamId;
 
@@ -67,6 +68,16 @@ impl std::error::Error for CatalogError {
         match self {
             CatalogError::Io(error) => Some(error),
             CatalogError::Corrupt(_) => None,
+        }
+    }
+}
+
+/// Why a start was refused: what the disk did is not the same as what the file is.
+impl From<CatalogError> for EngineError {
+    fn from(error: CatalogError) -> EngineError {
+        match error {
+            CatalogError::Io(error) => EngineError::io(CATALOG_FILE, error),
+            CatalogError::Corrupt(_) => EngineError::new("catalog_damaged", error.to_string()),
         }
     }
 }
