@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ class Report:
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "command": self.command,
             "commit": commit,
-            "machine": platform.platform(terse=True),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
             "seed": self.seed,
             "frozen_rounds": self.frozen,
             "classes": classes,
