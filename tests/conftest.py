@@ -22,6 +22,9 @@ _running: list[Server] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test at its full count")
+    parser.addoption(
+        "--durability-report", type=Path, help="write what the crash tests lost to this JSON file"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +32,13 @@ def full(request: pytest.FixtureRequest) -> bool:
     """True when the long counts are asked for (`--full` or MILLSTREAM_TEST_FULL=1)."""
     asked = os.environ.get("MILLSTREAM_TEST_FULL", "") not in ("", "0")
     return bool(request.config.getoption("--full")) or asked
+
+
+@pytest.fixture(scope="session")
+def durability_report(request: pytest.FixtureRequest) -> Path | None:
+    """Where the crash tests write their counts, if anywhere."""
+    asked: Path | None = request.config.getoption("--durability-report")
+    return asked
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import click
 
+import durability_table
 from millstream import errors, settings
 from millstream.cli.main import PROGRAM, cli
 
@@ -205,6 +206,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "settings": all_settings,
     "commands": commands,
+    "durability": durability_table.durability,
 }
 
 
@@ -253,7 +255,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         stale = stale_documents(arguments.docs)
-    except Unreadable as error:
+    except (Unreadable, durability_table.Broken) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for path, text in stale.items():

@@ -1,9 +1,12 @@
-"""kill -9 in the middle of load, again and again over one data directory.
+"""kill -9 in the middle of load, again and again over one data directory, in all classes at once.
 
-Each round starts writers of every kind, kills the server at a random moment, starts it again and
-checks: what was acknowledged is there once and in order, what was not is absent or whole, producers
-recognise their duplicates, acknowledged creates, closes and deletes hold, and older rounds still read
-the same bytes. A failing round is replayed by its seed: MILLSTREAM_TEST_SEED=<seed>.
+Each round starts writers of every kind, kills the server at a random moment (in some rounds while it
+stands still under SIGSTOP), starts it again and holds every class to its promise: in `disk` and `fsync` what was
+acknowledged is there once and in order, producers recognise their duplicates, and what was not
+acknowledged is absent or whole; in `memory` and `ephemeral` what survives is a prefix and the rest is told
+as a gap. Creates, closes, deletes, forks and class changes hold in every class, no offset names two
+records, and older rounds still read the same bytes.
+A failing round is replayed by its seed: MILLSTREAM_TEST_SEED=<seed>.
 """
 
 from __future__ import annotations
@@ -14,63 +17,31 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 
+from support.crash import (
+    CLASSES,
+    STRONG,
+    ClassChanger,
+    ControlWriter,
+    ForkWriter,
+    LastingWriter,
+    Loss,
+    check_weak,
+    send_patiently,
+)
 from support.http import Api, producer, request_bytes
-from support.load import LOST_CONNECTION, Writer, check_survivors, writers_for
+from support.load import Writer, check_survivors, weak_writers_for, writers_for
+from support.report import Report
 from support.server import Server
 
 ROUNDS_SHORT, ROUNDS_FULL = 20, 200
 KEPT_DIGESTS = 6
-
-
-class ControlWriter:
-    """Creates, closes and deletes streams until the server dies; remembers what was acknowledged."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.created = self.closed = self.deleted = 0
-
-    def target(self, number: int) -> str:
-        return Api.target(f"{self.prefix}/control/{number}")
-
-    def run(self, api: Api, start: threading.Barrier) -> None:
-        text = {"Content-Type": "text/plain"}
-        try:
-            with api.connect() as connection:
-                start.wait(30)
-                while True:
-                    number = self.created
-                    made = connection.request("PUT", self.target(number), text, b"body")
-                    assert made.status == 201, made
-                    self.created += 1
-                    closing = {**text, "Stream-Closed": "true"}
-                    done = connection.request("POST", self.target(number), closing, b"end")
-                    assert done.status == 204, done
-                    self.closed += 1
-                    if number >= 5:
-                        gone = connection.request("DELETE", self.target(number - 5))
-                        assert gone.status == 204, gone
-                        self.deleted += 1
-        except LOST_CONNECTION:
-            return
-
-    def check(self, api: Api) -> None:
-        with api.connect() as connection:
-            for number in range(self.created + 1):
-                answer = connection.request("GET", self.target(number))
-                state = (answer.status, answer.body, answer.get("stream-closed"))
-                whole, ended, gone = (200, b"body", None), (200, b"bodyend", "true"), 404
-                if number < self.deleted:
-                    assert answer.status == gone, f"deleted {number} came back: {state}"
-                elif number < self.closed:
-                    in_flight = number == self.deleted and answer.status == gone
-                    assert state == ended or in_flight, (number, state)
-                elif number < self.created:
-                    assert state in (whole, ended), (number, state)
-                else:
-                    assert answer.status == gone or state in (whole, ended), (number, state)
+FROZEN_SHARE = 0.2
+FROZEN_S = 0.5
 
 
 def check_producers(api: Api, writers: list[Writer], survived: dict[str, int]) -> None:
@@ -85,54 +56,130 @@ def check_producers(api: Api, writers: list[Writer], survived: dict[str, int]) -
                 answer = connection.read_response()
                 assert answer.status == 204, (writer.name, number, answer.status)
                 assert answer["producer-seq"] == str(count - 1)
-            connection.send(writer.request(count))
-            assert connection.read_response().status == 200, (writer.name, count)
+            answer = send_patiently(connection, writer.request(count))
+            assert answer.status == 200, (writer.name, count, answer)
             headers = {"Content-Type": writer.content_type, **producer(writer.name, 0, count + 5)}
             connection.send(request_bytes("POST", Api.target(writer.stream), headers, b"gap"))
             assert connection.read_response().status == 409
         writer.sent = max(writer.sent, count + 1)
-        writer.acknowledged = count + 1
+        writer.acknowledged = writer.answered = count + 1
 
 
 def digest(api: Api, stream: str) -> str:
     return hashlib.sha256(api.read_all(stream)).hexdigest()
 
 
-def one_round(server: Server, number: int, chance: random.Random) -> list[Writer]:
-    api = Api(server, deadline_s=20.0)
-    prefix = f"round{number}"
-    writers, control = writers_for(prefix, chance), ControlWriter(prefix)
-    for stream in {(writer.stream, writer.content_type) for writer in writers}:
-        empty = b"[]" if "json" in stream[1] else b""
-        assert api.put(stream[0], empty, stream[1]).status == 201
-    start = threading.Barrier(len(writers) + 2)
-    threads = [
-        threading.Thread(target=worker.run, args=(api, start)) for worker in [*writers, control]
-    ]
-    for thread in threads:
-        thread.start()
-    start.wait(30)
-    time.sleep(chance.uniform(0.02, 0.7))
-    server.kill()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    server.restart(checkpoint_bytes=chance.choice(["64KiB", "1MiB", "64MiB"]))
-    assert [fault for writer in writers for fault in writer.faults] == []
-    survived = check_survivors(api, writers)
-    control.check(api)
-    check_producers(api, writers, survived)
-    check_survivors(api, writers)
-    total = sum(writer.acknowledged for writer in writers)
-    print(f"round {number}: {total} acknowledged, ready again after {server.start_seconds:.2f} s")
+class Worker(Protocol):
+    def run(self, api: Api, start: threading.Barrier) -> None: ...
+
+
+class Round:
+    """Everything that runs at once until the kill, and what must hold after it."""
+
+    def __init__(self, number: int, chance: random.Random, lasting: list[LastingWriter]) -> None:
+        self.prefix = f"round{number}"
+        self.lasting = lasting
+        self.chance = chance
+        self.strong = {
+            name: writers_for(f"{self.prefix}/{name}", chance, name, many=2) for name in STRONG
+        }
+        self.weak = [
+            writer
+            for name in CLASSES
+            if name not in STRONG
+            for writer in weak_writers_for(f"{self.prefix}/{name}", chance, name)
+        ]
+        self.controls = [ControlWriter(f"{self.prefix}/{name}", name) for name in CLASSES]
+        self.forks = ForkWriter(self.prefix, chance)
+        self.changer = ClassChanger(self.prefix, chance)
+
+    @property
+    def writers(self) -> list[Writer]:
+        return [*(writer for mix in self.strong.values() for writer in mix), *self.weak]
+
+    def create(self, api: Api) -> None:
+        for stream, kind, durability in sorted(
+            {(w.stream, w.content_type, w.durability) for w in self.writers}
+        ):
+            empty = b"[]" if "json" in kind else b""
+            made = api.put(stream, empty, kind, {"Stream-Durability": durability})
+            assert (made.status, made["stream-durability"]) == (201, durability)
+        assert api.put(self.changer.stream).status == 201
+
+    def load_and_kill(self, server: Server, api: Api) -> bool:
+        """Runs the load and kills the server in it; whether it stood still when it died."""
+        workers: list[Worker] = [
+            *self.writers,
+            *self.controls,
+            self.forks,
+            self.changer,
+            *self.lasting,
+        ]
+        start = threading.Barrier(len(workers) + 1)
+        failures: list[BaseException] = []
+
+        def run(worker: Worker) -> None:
+            try:
+                worker.run(api, start)
+            except BaseException as failure:  # noqa: BLE001 - raised again by the test itself
+                failures.append(failure)
+
+        threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        start.wait(30)
+        frozen = self.chance.random() < FROZEN_SHARE
+        time.sleep(self.chance.uniform(0.05, 0.8))
+        if frozen:
+            with server.frozen():
+                time.sleep(FROZEN_S)
+                server.kill()
+        else:
+            server.kill()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        if failures:
+            raise failures[0]
+        return frozen
+
+    def check(self, api: Api) -> list[Loss]:
+        assert [fault for writer in self.writers for fault in writer.faults] == []
+        losses = []
+        for name, mix in self.strong.items():
+            acknowledged = sum(writer.acknowledged for writer in mix)
+            survived = check_survivors(api, mix)
+            check_producers(api, mix, survived)
+            check_survivors(api, mix)
+            losses.append(Loss(name, acknowledged, 0, 0))
+        losses += [check_weak(api, writer) for writer in self.weak]
+        losses += [lasting.check(api, self.chance) for lasting in self.lasting]
+        losses.append(self.changer.check(api))
+        for control in self.controls:
+            control.check(api)
+        self.forks.check(api)
+        return losses
+
+
+def run_round(server: Server, api: Api, one: Round, report: Report, number: int) -> None:
+    one.create(api)
+    frozen = one.load_and_kill(server, api)
+    server.restart(checkpoint_bytes=one.chance.choice(["64KiB", "1MiB", "64MiB"]))
+    losses = one.check(api)
+    report.add_round(losses, frozen=frozen)
+    total, lost = (sum(getattr(loss, name) for loss in losses) for name in ("acknowledged", "lost"))
+    print(
+        f"round {number}: {total} acknowledged, {lost} of weak classes lost and reported, "
+        f"{one.forks.forked} forks, {len(one.changer.offsets)} while changing class, "
+        f"ready again after {server.start_seconds:.2f} s{', frozen' if frozen else ''}"
+    )
     assert total > 0
-    return writers
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_every_acknowledged_append_survives_kill_9(
-    start_server: Callable[..., Server], full: bool
+def test_every_class_keeps_its_promise_at_kill_9(
+    start_server: Callable[..., Server], full: bool, durability_report: Path | None
 ) -> None:
     seed = int(os.environ.get("MILLSTREAM_TEST_SEED") or random.randrange(1 << 32))
     print(f"seed {seed}")
@@ -141,16 +188,28 @@ def test_every_acknowledged_append_survives_kill_9(
     soak_until = time.monotonic() + 60 * float(os.environ.get("MILLSTREAM_SOAK_MINUTES", "0"))
     server = start_server(settings={"checkpoint_bytes": "1MiB", "append_max_bytes": "256KiB"})
     api = Api(server, deadline_s=20.0)
+    command = "pytest tests/crash --durability-report FILE" + (" --full" if full else "")
+    report = Report("kill -9 under load", command, seed)
+    lasting = [LastingWriter(name, f"lasting/{name}") for name in CLASSES]
+    for writer in lasting:
+        made = api.put(writer.stream, headers={"Stream-Durability": writer.durability})
+        assert made.status == 201
     known: dict[str, str] = {}
     number = 0
     while number < rounds or time.monotonic() < soak_until:
-        writers = one_round(server, number, chance)
+        one = Round(number, chance, lasting)
+        run_round(server, api, one, report, number)
         for stream, expected in known.items():
             assert digest(api, stream) == expected, f"{stream} changed after it was checked"
-        text = [writer.stream for writer in writers if not writer.json_mode]
-        chosen = chance.choice(text)
+        kept = [w.stream for mix in one.strong.values() for w in mix if not w.json_mode]
+        chosen = chance.choice(kept)
         known[chosen] = digest(api, chosen)
         while len(known) > KEPT_DIGESTS:
             known.pop(chance.choice(list(known)))
         number += 1
     server.check_log()
+    for name in STRONG:
+        assert report.classes[name].lost == 0
+    assert report.classes["ephemeral"].lost > 0, "nothing was ever lost: the load did not bite"
+    if durability_report is not None:
+        report.write(durability_report)

@@ -12,7 +12,16 @@ import random
 import threading
 from dataclasses import dataclass, field
 
-from support.http import Api, Closed, Connection, Timeout, Truncated, producer, request_bytes
+from support.http import (
+    Api,
+    Closed,
+    Connection,
+    Response,
+    Timeout,
+    Truncated,
+    producer,
+    request_bytes,
+)
 
 LOST_CONNECTION = (Closed, Truncated, Timeout, OSError)
 
@@ -27,8 +36,15 @@ class Writer:
     json_mode: bool = False
     with_producer: bool = False
     size: int = 64
+    durability: str = "fsync"
     sent: int = 0
     acknowledged: int = 0
+    # Numbers below this one were answered; what became of the others only the stream can tell.
+    answered: int = 0
+    # Weak appends are refused rather than made to wait; these numbers are nowhere.
+    refused: set[int] = field(default_factory=set)
+    # The offset behind each acknowledged record, for streams with one writer.
+    offsets: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -56,32 +72,72 @@ class Writer:
                 self.burst(connection)
 
     def burst(self, connection: Connection) -> None:
-        wanted = {200} if self.with_producer else {204}
-        batch = b"".join(self.request(self.sent + ahead) for ahead in range(self.depth))
+        first = self.sent
+        batch = b"".join(self.request(first + ahead) for ahead in range(self.depth))
         self.sent += self.depth
         connection.send(batch)
-        for _ in range(self.depth):
-            answer = connection.read_response()
-            if answer.status not in wanted:
-                self.faults.append(f"{self.name}: {answer.status} {answer.body[:200]!r}")
-                raise Closed
+        for number in range(first, first + self.depth):
+            self.note(number, connection.read_response())
+        if self.with_producer and self.refused:
+            # The sequence goes on where it was refused: everything behind that was out of order.
+            self.sent = self.answered = min(self.refused)
+            self.refused.clear()
+
+    def note(self, number: int, answer: Response) -> None:
+        self.answered = number + 1
+        if answer.status == (200 if self.with_producer else 204):
+            assert not (self.with_producer and self.refused), "accepted behind a refused one"
             self.acknowledged += 1
+            self.offsets.append(answer.offset)
+        elif self.durability != "fsync" and self.may_refuse(answer):
+            self.refused.add(number)
+        else:
+            self.faults.append(f"{self.name}: {answer.status} {answer.body[:200]!r}")
+            raise Closed
+
+    def may_refuse(self, answer: Response) -> bool:
+        """Busy, or a producer's records that were sent behind one that met a busy log."""
+        if answer.status == 409 and self.refused:
+            return self.with_producer and answer.code == "producer_gap"
+        return answer.status == 503 and answer.code == "server_busy"
+
+    def check_order(self, seen: list[int]) -> None:
+        """What was acknowledged in its order, from the first on; then, in order, what was under way."""
+        told = [number for number in range(self.answered) if number not in self.refused]
+        cut = min(len(seen), len(told))
+        assert seen[:cut] == told[:cut], f"{self.stream} {self.name}: lost, doubled or out of order"
+        rest = seen[cut:]
+        assert rest == sorted(set(rest)), f"{self.stream} {self.name}: doubled or out of order"
+        assert all(self.answered <= number < self.sent for number in rest), rest[:5]
 
 
-def writers_for(prefix: str, chance: random.Random) -> list[Writer]:
+def writers_for(
+    prefix: str, chance: random.Random, durability: str = "fsync", many: int = 4
+) -> list[Writer]:
     """A mix: own and shared streams, deep and shallow pipelines, producers and none, large records."""
     shared, shared_json = f"{prefix}/shared", f"{prefix}/shared-json"
     mix = []
-    for number in range(4):
+    for number in range(many):
         depth = chance.choice([1, 1, 8, 64])
         mix.append(Writer(f"plain{number}", shared, depth))
         mix.append(Writer(f"json{number}", shared_json, depth, json_mode=True))
-    for number in range(4):
+    for number in range(many):
         depth = chance.choice([1, 4, 32])
         mix.append(Writer(f"prod{number}", shared, depth, with_producer=True))
         mix.append(Writer(f"own{number}", f"{prefix}/own{number}", depth, with_producer=True))
     mix.append(Writer("large", f"{prefix}/large", 2, size=40_000))
+    for writer in mix:
+        writer.durability = durability
     return mix
+
+
+def weak_writers_for(prefix: str, chance: random.Random, durability: str) -> list[Writer]:
+    """One writer per stream, so that what survives of a stream is a prefix of what was sent to it."""
+    return [
+        Writer("own", f"{prefix}/own", chance.choice([1, 8, 64]), durability=durability),
+        Writer("json", f"{prefix}/json", 4, json_mode=True, durability=durability),
+        Writer("prod", f"{prefix}/prod", 8, with_producer=True, durability=durability),
+    ]
 
 
 def records_of(api: Api, stream: str, *, json_mode: bool) -> list[tuple[str, int, str]]:
@@ -114,7 +170,7 @@ def check_survivors(api: Api, writers: list[Writer]) -> dict[str, int]:
             assert len(filler) == size + (number * 7919) % size, f"{name}:{number} is not whole"
         for name, seen in numbers.items():
             writer = mine[name]
-            assert seen == list(range(len(seen))), f"{stream} {name}: lost, doubled or out of order"
+            writer.check_order(seen)
             assert len(seen) >= writer.acknowledged, (
                 f"{stream} {name}: {writer.acknowledged} acknowledged, {len(seen)} found"
             )

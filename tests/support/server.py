@@ -8,6 +8,7 @@ itself fails the test that used it, whatever the test asserted.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from support.http import Connection
@@ -59,6 +60,7 @@ class Server:
         flags: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
         files_max: int | None = None,
+        before_exec: Callable[[], None] | None = None,
         deadline_s: float = START_DEADLINE_S,
     ) -> None:
         self.data_dir = data_dir
@@ -67,6 +69,7 @@ class Server:
         self.flags = flags
         self.environment = dict(environment or {})
         self.files_max = files_max
+        self.before_exec = before_exec
         self.start_seconds = 0.0
         self.url = ""
         self.port = 0
@@ -126,6 +129,8 @@ class Server:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.files_max is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.files_max, self.files_max))
+        if self.before_exec is not None:
+            self.before_exec()
 
     def _read_output(self, process: subprocess.Popen[str], listening: threading.Event) -> None:
         assert process.stdout is not None
@@ -164,6 +169,22 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_DEADLINE_S)
         self._close_output(self.process)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP until the block ends; entered only when every thread stands still."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        until = time.monotonic() + STOP_DEADLINE_S
+        os.kill(self.process.pid, signal.SIGSTOP)
+        try:
+            while any(_state(task) != "T" for task in tasks.iterdir()):
+                if time.monotonic() > until:
+                    raise ServerError(f"still running {STOP_DEADLINE_S} s after SIGSTOP")
+                time.sleep(0.005)
+            yield
+        finally:
+            if self.process.poll() is None:
+                os.kill(self.process.pid, signal.SIGCONT)
 
     def restart(self, *, deadline_s: float = START_DEADLINE_S, **settings: Setting) -> Server:
         """Start again over the same directory (stopping first if it still runs)."""
@@ -238,6 +259,10 @@ class Server:
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 if sys.platform != "linux":

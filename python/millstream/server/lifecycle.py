@@ -198,6 +198,6 @@ def _progress(line: str) -> None:
 
 def _failed(code: str, detail: str) -> int:
     hint = _HINTS.get(code)
-    line = f"error: {detail}" + (f" (hint: {hint})" if hint else "")
+    line = f"error: {detail} ({code})" + (f" (hint: {hint})" if hint else "")
     print(" ".join(line.split()), file=sys.stderr, flush=True)
     return 1

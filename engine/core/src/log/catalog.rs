@@ -14,18 +14,20 @@
 //!   next step): such a commit is refused; a pack that reaches zero has no row;
 //! - a damaged page is `Corrupt`, never a panic that leaves this module.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use redb::{
     Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     StorageBackend, StorageError, TableDefinition, WriteTransaction,
 };
 
+use crate::error::EngineError;
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
 use crate::model::StreamId;
 
@@ -57,7 +59,7 @@ pub enum CatalogError {
 impl fmt::Display for CatalogError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CatalogError::Io(error) => write!(out, "catalog: {error}"),
+            CatalogError::Io(error) => write!(out, "{CATALOG_FILE}: {error}"),
             CatalogError::Corrupt(detail) => write!(out, "catalog is damaged: {detail}"),
         }
     }
@@ -68,6 +70,16 @@ impl std::error::Error for CatalogError {
         match self {
             CatalogError::Io(error) => Some(error),
             CatalogError::Corrupt(_) => None,
+        }
+    }
+}
+
+/// Why a start was refused: what the disk did is not the same as what the file is.
+impl From<CatalogError> for EngineError {
+    fn from(error: CatalogError) -> EngineError {
+        match error {
+            CatalogError::Io(error) => EngineError::io(CATALOG_FILE, error),
+            CatalogError::Corrupt(_) => EngineError::new("catalog_damaged", error.to_string()),
         }
     }
 }
@@ -402,10 +414,27 @@ fn put_packs(transaction: &WriteTransaction, changes: &[(u32, i64)]) -> Result<(
     Ok(())
 }
 
+thread_local! {
+    /// Whether this thread's panics become an error: the operator reads that, not a stack trace beside it.
+    static CONTAINED: Cell<bool> = const { Cell::new(false) };
+}
+static INSTALL_QUIET_HOOK: Once = Once::new();
+
 /// The store checks pages when it repairs, not on every read; a damaged page can trip an assertion or an
 /// index inside it. That is this file's damage and must stay one.
 fn contained<T>(work: impl FnOnce() -> Result<T, CatalogError>) -> Result<T, CatalogError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+    INSTALL_QUIET_HOOK.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !CONTAINED.get() {
+                loud(panic);
+            }
+        }));
+    });
+    let outer = CONTAINED.replace(true);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    CONTAINED.set(outer);
+    done.unwrap_or_else(|panic| {
         let detail = panic
             .downcast_ref::<String>()
             .map(String::as_str)

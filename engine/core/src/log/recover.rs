@@ -66,14 +66,9 @@ pub fn recover(
     let fresh = check_format(disk)?;
     let names = log_files(disk)?;
     check_presence(disk, fresh, names.is_empty())?;
-    let catalog = Arc::new(
-        Catalog::open(Arc::clone(&doors.disk))
-            .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?,
-    );
+    let catalog = Arc::new(Catalog::open(Arc::clone(&doors.disk)).map_err(EngineError::from)?);
     let meta_number = |name: &str| -> Result<u64, EngineError> {
-        let value = catalog
-            .meta(name)
-            .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
+        let value = catalog.meta(name).map_err(EngineError::from)?;
         Ok(value
             .and_then(|bytes| bytes.try_into().ok())
             .map_or(0, u64::from_le_bytes))
@@ -81,9 +76,7 @@ pub fn recover(
     let checkpoint = meta_number(META_CHECKPOINT)?;
     let highest_epoch = meta_number(META_HIGHEST_EPOCH)?;
     let meta_bytes = |name: &str| -> Result<Vec<u8>, EngineError> {
-        let value = catalog
-            .meta(name)
-            .map_err(|error| EngineError::new("catalog_damaged", error.to_string()))?;
+        let value = catalog.meta(name).map_err(EngineError::from)?;
         Ok(value.unwrap_or_default())
     };
     let losses = Losses::decode(&meta_bytes(META_LOSSES)?)

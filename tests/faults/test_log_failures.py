@@ -1,0 +1,179 @@
+"""A log that fails: one sync, one write or one short write, at a call of the test's choice.
+
+What was waiting is told that nobody knows, what comes later is refused, what was visible is still read,
+and a restart finds everything that was acknowledged. No sync is tried a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from support.http import Api, Closed, Response, producer, request_bytes
+from support.server import Server
+
+FAIL, SYNC_DELAY = "MILLSTREAM_FAULT_FAIL", "MILLSTREAM_FAULT_SYNC_DELAY_MS"
+TEXT = {"Content-Type": "text/plain"}
+# Late enough that the server's own first writes are through, early enough to be quick.
+CALL = 60
+
+
+def body(number: int) -> bytes:
+    return f"part {number}\n".encode()
+
+
+def append_until_it_fails(api: Api, path: str) -> tuple[int, Response]:
+    """How many were acknowledged, and what the first other answer was."""
+    with api.connect() as connection:
+        for number in range(1000):
+            headers = {**TEXT, **producer("p", 0, number)}
+            answer = connection.request("POST", Api.target(path), headers, body(number))
+            if answer.status != 200:
+                return number, answer
+    raise AssertionError("the log never failed")
+
+
+def check_failed_state(server: Server, api: Api, path: str, acknowledged: int) -> None:
+    """The one defined behaviour of a log that has failed."""
+    ready = api.call("GET", "/-/ready")
+    assert (ready.status, ready.json()["status"]) == (503, "log_failed")
+    assert ready.get("retry-after") is not None
+    assert api.call("GET", "/-/health").status in (200, 503)
+    assert api.metric("millstream_wal_failed") == 1
+    assert "takes no more writes until a restart" in server.log()
+    for answer in (
+        api.post(path, b"later"),
+        api.put("another", b"x"),
+        api.delete(path),
+        api.close_stream(path),
+    ):
+        assert answer.status == 503, answer
+        assert answer.code in ("server_busy", "outcome_unknown"), answer
+    # Nothing that was not acknowledged may be seen, and nothing that was may be missing.
+    assert api.read_all(path) == b"".join(body(number) for number in range(acknowledged))
+    assert api.head(path).status == 200
+
+
+@pytest.mark.parametrize("fault", ["sync", "write", "short"])
+def test_a_failed_log_call_stops_writes_and_loses_nothing(
+    start_server: Callable[..., Server], fault: str
+) -> None:
+    server = start_server(environment={FAIL: f"{fault}:{CALL}"})
+    api = Api(server)
+    assert api.put("s").status == 201
+    acknowledged, first = append_until_it_fails(api, "s")
+    assert acknowledged > 0
+    assert (first.status, first.code) == (503, "outcome_unknown"), first
+    check_failed_state(server, api, "s", acknowledged)
+
+    server.kill()
+    server.environment = {}
+    server.restart()
+    found = api.read_all("s")
+    # What nobody knew is decided now: there whole, or not at all. The same answer holds from here on.
+    survived = acknowledged + (1 if body(acknowledged) in found else 0)
+    assert found == b"".join(body(number) for number in range(survived))
+    if fault != "sync":
+        assert survived == acknowledged, "a batch that was not written cannot be there"
+    retry = api.post("s", body(acknowledged), headers=producer("p", 0, acknowledged))
+    assert retry.status == (204 if survived > acknowledged else 200)
+    assert api.metric("millstream_wal_failed") == 0
+    server.crash_and_restart()
+    assert api.read_all("s") == b"".join(body(number) for number in range(acknowledged + 1))
+
+
+@pytest.mark.parametrize("fault", ["sync", "write", "short"])
+def test_a_stop_after_a_failure_is_not_a_clean_one(
+    start_server: Callable[..., Server], fault: str
+) -> None:
+    """SIGTERM ends the process, and memory streams still learn that something may be missing."""
+    server = start_server(environment={FAIL: f"{fault}:{CALL}"})
+    api = Api(server)
+    api.put("weak", headers={"Stream-Durability": "memory"})
+    assert api.post("weak", b"weak").status == 204
+    old_tail = api.head("weak").offset
+    api.put("s")
+    acknowledged, _ = append_until_it_fails(api, "s")
+    server.process.terminate()
+    server.process.wait(10)
+    server.kill()
+    server.environment = {}
+    server.restart()
+    assert api.read_all("s")[: 7 * acknowledged].startswith(body(0))
+    resumed = api.get("weak", offset=old_tail)
+    assert resumed.status == 200
+    assert "reason=crash" in resumed["stream-gap"]
+
+
+@pytest.mark.parametrize("fault", ["sync", "write", "short"])
+def test_everybody_who_waits_is_told(start_server: Callable[..., Server], fault: str) -> None:
+    """Many appends in one failing group commit, pipelined and not, and a duplicate among them."""
+    server = start_server(environment={FAIL: f"{fault}:{CALL}", SYNC_DELAY: "50"})
+    api = Api(server, deadline_s=20)
+    assert api.put("s").status == 201
+    answers: list[list[Response]] = []
+
+    def send(name: str) -> None:
+        """One append and its duplicate, pipelined; a failed log may end the connection after the first."""
+        once = request_bytes("POST", Api.target("s"), {**TEXT, **producer(name, 0, 0)}, b"x")
+        got: list[Response] = []
+        with contextlib.suppress(Closed), api.connect() as connection:
+            connection.send(once + once)
+            got.append(connection.read_response())
+            got.append(connection.read_response())
+        answers.append(got)
+
+    for turn in range(200):
+        threads = [threading.Thread(target=send, args=(f"p{turn}-{n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "somebody was never answered"
+        if any(got[0].status != 200 for got in answers):
+            break
+    assert all(answers), "somebody got no answer at all"
+    refused = [answer for got in answers for answer in got if answer.status == 503]
+    assert {answer.code for answer in refused} <= {"outcome_unknown", "server_busy"}
+    assert any(answer.code == "outcome_unknown" for answer in refused)
+    accepted = [got for got in answers if got[0].status == 200]
+    for got in answers:
+        statuses = [answer.status for answer in got]
+        assert statuses in ([200, 204], [200, 503], [200], [503], [503, 503]), statuses
+    server.kill()
+    server.environment = {}
+    server.restart()
+    assert api.get("s").body.count(b"x") >= len(accepted)
+
+
+def test_a_failed_close_can_be_tried_again(start_server: Callable[..., Server]) -> None:
+    """The close that failed is not confirmed from memory: not before the restart, not after it."""
+    server = start_server(environment={FAIL: f"write:{CALL}"})
+    api = Api(server)
+    closed = 0
+    for number in range(100):
+        if api.put(f"s{number}").status != 201:
+            break
+        answer = api.close_stream(f"s{number}")
+        if answer.status != 204:
+            assert answer.code == "outcome_unknown"
+            assert api.close_stream(f"s{number}").status == 503
+            break
+        closed += 1
+    assert closed < 100
+    server.kill()
+    server.environment = {}
+    server.restart()
+    for number in range(closed):
+        assert api.head(f"s{number}")["stream-closed"] == "true"
+    assert api.put("last").status == 201
+    assert api.close_stream("last").status == 204
+
+
+def test_a_misspelt_fault_is_no_fault(start_server: Callable[..., Server]) -> None:
+    """A test that asks for a fault must not pass on a healthy disk."""
+    with pytest.raises(AssertionError, match="no test fault"):
+        start_server(environment={FAIL: "fsync:1"})
