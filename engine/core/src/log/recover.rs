@@ -33,7 +33,7 @@ use crate::stream::offsets::{GapReason, Loss, Losses};
 pub(crate) const FORMAT_FILE: &str = "format";
 /// Where a restore collects its files before they get their places.
 pub(crate) const RESTORE_DIRECTORY: &str = "restore.partial";
-const FORMAT_FILE_NEW: &str = "format.new";
+pub(crate) const FORMAT_FILE_NEW: &str = "format.new";
 pub(crate) const FORMAT: &[u8] = b"millstream 1\n";
 const READ_PIECE_BYTES: usize = 4 << 20;
 const PROGRESS_EVERY_FRAMES: u64 = 250_000;
@@ -561,7 +561,7 @@ fn whole_groups<'b>(bytes: &'b [u8], generation: u64, header: &BatchHeader) -> B
 }
 
 /// Reads a file forward in large pieces.
-struct FileReader<'f> {
+pub(crate) struct FileReader<'f> {
     file: &'f dyn DiskFile,
     buffer: Vec<u8>,
     /// Bytes of the buffer that were read.
@@ -570,7 +570,7 @@ struct FileReader<'f> {
 }
 
 impl<'f> FileReader<'f> {
-    fn new(file: &'f dyn DiskFile) -> FileReader<'f> {
+    pub(crate) fn new(file: &'f dyn DiskFile) -> FileReader<'f> {
         FileReader {
             file,
             buffer: Vec::new(),
@@ -580,7 +580,7 @@ impl<'f> FileReader<'f> {
     }
 
     /// Up to `length` bytes at `position`; fewer only at the end of the file.
-    fn at(&mut self, position: u64, length: usize) -> std::io::Result<&[u8]> {
+    pub(crate) fn at(&mut self, position: u64, length: usize) -> std::io::Result<&[u8]> {
         let inside =
             position >= self.start && position + length as u64 <= self.start + self.filled as u64;
         if !inside {
