@@ -16,6 +16,7 @@ mod log_scan;
 mod meter;
 mod overlay;
 mod places;
+mod repair;
 mod report;
 mod shadow;
 
@@ -40,6 +41,7 @@ use crate::verify::meter::Meter;
 use crate::verify::shadow::Shadows;
 
 pub use crate::verify::meter::Listener;
+pub use crate::verify::repair::{GivenUp, Repaired};
 pub use crate::verify::report::{Finding, Report, Severity};
 
 /// On a running server files move under the walk: so often a look is repeated before it is believed.
@@ -50,6 +52,45 @@ pub fn verify_directory(root: &Path, listener: Listener<'_>) -> Result<Report, E
     let _lock = lock(root)?;
     let doors = Doors::real(root).map_err(|error| EngineError::io("data directory", error))?;
     verify_stopped(&doors.disk, &doors.clock, listener)
+}
+
+/// What a repair found, did, and left.
+pub struct Outcome {
+    pub before: Report,
+    /// `None`: there was nothing to repair, or nothing that could be.
+    pub repaired: Option<Repaired>,
+    /// The second look, after a repair.
+    pub after: Option<Report>,
+}
+
+/// Repairs the directory of a stopped server, and verifies it again.
+pub fn repair_directory(root: &Path, listener: Listener<'_>) -> Result<Outcome, EngineError> {
+    let _lock = lock(root)?;
+    let doors = Doors::real(root).map_err(|error| EngineError::io("data directory", error))?;
+    repair_stopped(&doors, listener)
+}
+
+/// Repairs a directory that nobody else uses.
+pub fn repair_stopped(doors: &Doors, listener: Listener<'_>) -> Result<Outcome, EngineError> {
+    let before = verify_stopped(&doors.disk, &doors.clock, &mut *listener)?;
+    if before.is_clean() || before.beyond_repair {
+        return Ok(Outcome {
+            before,
+            repaired: None,
+            after: None,
+        });
+    }
+    let mut meter = Meter::new(Arc::clone(&doors.clock), &mut *listener);
+    meter
+        .begin(before.stream_bytes)
+        .map_err(|error| failed(CatalogError::Io(error)))?;
+    let repaired = repair::repair(doors, &mut meter)?;
+    let after = verify_stopped(&doors.disk, &doors.clock, listener)?;
+    Ok(Outcome {
+        before,
+        repaired: Some(repaired),
+        after: Some(after),
+    })
 }
 
 /// Takes the lock of a directory that must exist already.
@@ -208,7 +249,7 @@ impl Walk<'_, '_> {
     /// The log, the catalog, and what they say about each other.
     fn log_and_catalog(&mut self, report: &mut Report) -> Result<(), CatalogError> {
         // Taken first: what was written by now must be found, what comes later may be half there.
-        let written = self.live.map(|engine| engine.shard.synced());
+        let written = self.live.map(|engine| engine.shard.written());
         let view = self.catalog.view()?;
         let checkpoint = view.meta_number(META_CHECKPOINT)?;
         let files = self.scan_log(report)?;

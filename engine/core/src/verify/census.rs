@@ -46,14 +46,13 @@ pub fn decode_entry(path: &[u8], value: &[u8]) -> Result<Stream, &'static str> {
 pub fn pack_bytes(extent: &Extent) -> Option<(u32, u64)> {
     match extent.file {
         FileRef::Pack { number } => Some((number, section_bytes(extent.len, extent.index_count))),
-        FileRef::Segment { .. } => None,
+        FileRef::Segment { .. } | FileRef::Spill { .. } => None,
     }
 }
 
 /// Ranges of a stream that are known to be damaged.
 pub fn damaged_ranges(state: &StreamState) -> &[(u64, u64)] {
-    let _ = state;
-    &[]
+    state.damaged.as_deref().map_or(&[], Vec::as_slice)
 }
 
 pub fn is_covered_by(ranges: &[(u64, u64)], start: u64, end: u64) -> bool {
@@ -263,7 +262,7 @@ fn encoded_id(value: &[u8]) -> Option<StreamId> {
 }
 
 /// The entry against itself: extents from start to tail, epochs and damaged ranges in order.
-fn check_state(state: &StreamState) -> Result<(), String> {
+pub fn check_state(state: &StreamState) -> Result<(), String> {
     let (mut end, mut records) = (state.start, state.start_records);
     for (number, extent) in state.extents.iter().enumerate() {
         let whole = extent.start.checked_add(extent.len).is_some()

@@ -44,6 +44,7 @@ pub struct Bad {
     pub end: u64,
     /// For `Index`: entries of the extent that are given up, and records and time where certainty begins again.
     pub entries: (u32, u32),
+    pub records_before: u64,
     pub records_after: u64,
     pub time_after_ms: u64,
     pub file: String,
@@ -98,13 +99,20 @@ pub fn data_path(file: FileRef) -> String {
     match file {
         FileRef::Segment { owner, number } => segment::path(owner, number, Part::Data),
         FileRef::Pack { number } => pack::path(number),
+        FileRef::Spill { number } => spill_path(number),
     }
+}
+
+/// No catalog entry that decodes names one; this only gives it a name in a message.
+fn spill_path(number: u32) -> String {
+    format!("spill/{number:08x}")
 }
 
 pub fn index_path(file: FileRef) -> String {
     match file {
         FileRef::Segment { owner, number } => segment::path(owner, number, Part::Index),
         FileRef::Pack { number } => pack::path(number),
+        FileRef::Spill { number } => spill_path(number),
     }
 }
 
@@ -189,10 +197,18 @@ impl ExtentCheck<'_, '_, '_> {
             }
         };
         let data = self.files.get(&data_path(extent.file));
+        // A file that was cut short still tells about what is left of it.
+        let present = index_file
+            .len()?
+            .saturating_sub(extent.index_position)
+            .checked_div(INDEX_ENTRY_BYTES as u64)
+            .map_or(0, |count| u32::try_from(count).unwrap_or(u32::MAX))
+            .min(extent.index_count);
         while at.entry < extent.index_count {
-            let count = BLOCK_ENTRIES.min(extent.index_count - at.entry);
+            let left = present.saturating_sub(at.entry).max(1);
+            let count = BLOCK_ENTRIES.min(left);
             // One more than is used up: an entry is judged with the one behind it.
-            let fetched = count.saturating_add(1).min(extent.index_count - at.entry);
+            let fetched = count.saturating_add(1).min(left);
             match index::read_entries(&*index_file, extent.index_position, at.entry, fetched) {
                 Ok(block) => at = self.block(at, &block, count as usize, &data)?,
                 Err(error) => {
@@ -304,6 +320,7 @@ impl ExtentCheck<'_, '_, '_> {
             start,
             end,
             entries: (0, 0),
+            records_before: 0,
             records_after: 0,
             time_after_ms: 0,
             file: data_path(self.extent.file),
@@ -356,6 +373,7 @@ impl ExtentCheck<'_, '_, '_> {
             start: from.end,
             end,
             entries: (from.entry, to_entry),
+            records_before: from.records,
             records_after,
             time_after_ms,
             file: index_path(self.extent.file),
@@ -432,6 +450,7 @@ impl ExtentCheck<'_, '_, '_> {
             start: self.extent.start,
             end: self.extent.end(),
             entries: (0, 0),
+            records_before: 0,
             records_after: 0,
             time_after_ms: 0,
             file: pack::path(pack_number),

@@ -161,6 +161,13 @@ impl<'v> Shadows<'v> {
             FrameKind::Purge => shadow.life = Life::Gone,
             FrameKind::ForkAdded => shadow.fork_count += 1,
             FrameKind::ForkReleased => shadow.fork_count = shadow.fork_count.saturating_sub(1),
+            FrameKind::Configure => {
+                let Some(class) = frame.extra.first().copied().and_then(Class::from_u8) else {
+                    let path = Some(shadow.path.clone());
+                    return Ok(misfit(path, frame, "the class does not decode"));
+                };
+                shadow.class = class;
+            }
             FrameKind::Touch | FrameKind::Create | FrameKind::Start | FrameKind::CleanStop => {}
         }
         Ok(None)
@@ -171,6 +178,10 @@ fn append(shadow: &mut Shadow, frame: &Frame<'_>) -> Option<Misfit> {
     let path = Some(shadow.path.clone());
     if AppendExtra::decode(frame.flags, frame.extra).is_none() {
         return misfit(path, frame, "the producer tuple does not decode");
+    }
+    // A frame without bytes may close a stream whose bytes go through no frame: then it has no place.
+    if frame.payload.is_empty() {
+        return None;
     }
     let expected = shadow.tail;
     shadow.tail = frame.position + frame.payload.len() as u64;
