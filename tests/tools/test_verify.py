@@ -172,7 +172,7 @@ def test_a_torn_tail_is_no_error(filled: Filled) -> None:
 def test_a_hole_in_the_log(filled: Filled) -> None:
     path, at = filled.log_with(b"in the log 5;")
     flip(path, at)
-    with pytest.raises(ServerError, match="frame [0-9]+ is damaged"):
+    with pytest.raises(ServerError, match=r"frame [0-9]+ is damaged"):
         filled.server.restart()
     filled.server.kill()  # it has ended already, as it should
     code, found = report(filled.root)
