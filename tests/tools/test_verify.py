@@ -20,6 +20,8 @@ DEADLINE_S = 60.0
 SMALL = 12
 RECORD = 40_000
 VICTIM_TYPE = "text/x-of-the-victim"
+# Small log files: they are copied for every test.
+SETTINGS = {"append_max_bytes": "1MiB", "wal_file_bytes": "1MiB"}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,28 +54,15 @@ def record(number: int) -> bytes:
 class Filled:
     """A stopped server's directory with bytes in a segment, in a pack, and in the log alone."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.root = server.data_dir
-        self.content: dict[str, bytes] = {}
-        api = Api(server)
-        server.stop()  # the control plane's own streams get a pack of their own
-        server.restart()
-        for number in range(SMALL):
-            self.append(api, f"small/{number}", b"in the pack %d;" % number)
-        for number in range(4):
-            self.append(api, "big", record(number))
-        self.append(api, "victim", b"of a catalog entry", VICTIM_TYPE)
-        server.stop()  # writes a checkpoint
-        server.restart()
-        for number in range(SMALL):
-            self.append(api, f"small/{number}", b"in the log %d;" % number)
-        server.kill()
+    def __init__(
+        self, root: Path, content: dict[str, bytes], start_server: Callable[..., Server]
+    ) -> None:
+        self.root = root
+        self.content = content
+        self._start_server = start_server
 
-    def append(self, api: Api, path: str, data: bytes, content_type: str = "text/plain") -> None:
-        assert api.put(path, content_type=content_type).status in (200, 201)
-        assert api.post(path, data, content_type).status == 204
-        self.content[path] = self.content.get(path, b"") + data
+    def start(self) -> Server:
+        return self._start_server(data_dir=self.root, settings=SETTINGS)
 
     def file(self, pattern: str) -> Path:
         found = sorted(self.root.glob(pattern))
@@ -93,13 +82,14 @@ class Filled:
                 return path, at
         raise AssertionError(f"no log file has {text!r}")
 
-    def check_all_but(self, *damaged: str) -> Api:
+    def check_all_but(self, *damaged: str) -> tuple[Server, Api]:
         """Starts the server; every other stream must be whole."""
-        api = Api(self.server.restart())
+        server = self.start()
+        api = Api(server)
         for path, content in self.content.items():
             if path not in damaged:
                 assert api.read_all(path) == content, path
-        return api
+        return server, api
 
 
 def flip(path: Path, byte: int) -> None:
@@ -110,9 +100,44 @@ def flip(path: Path, byte: int) -> None:
         file.write(bytes([old[0] ^ 0x21]))
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """Made once, copied for each test."""
+    content: dict[str, bytes] = {}
+    server = Server(tmp_path_factory.mktemp("template") / "data", settings=SETTINGS)
+    api = Api(server)
+
+    def append(path: str, data: bytes, content_type: str = "text/plain") -> None:
+        assert api.put(path, content_type=content_type).status in (200, 201)
+        assert api.post(path, data, content_type).status == 204
+        content[path] = content.get(path, b"") + data
+
+    try:
+        server.stop()  # the control plane's own streams get a pack of their own
+        server.restart()
+        for number in range(SMALL):
+            append(f"small/{number}", b"in the pack %d;" % number)
+        for number in range(4):
+            append("big", record(number))
+        append("victim", b"of a catalog entry", VICTIM_TYPE)
+        server.stop()  # writes a checkpoint
+        server.restart()
+        for number in range(SMALL):
+            append(f"small/{number}", b"in the log %d;" % number)
+    finally:
+        server.kill()
+    return server.data_dir, content
+
+
 @pytest.fixture
-def filled(start_server: Callable[..., Server]) -> Filled:
-    return Filled(start_server())
+def filled(
+    template: tuple[Path, dict[str, bytes]],
+    tmp_path: Path,
+    start_server: Callable[..., Server],
+) -> Filled:
+    root = tmp_path / "copy"
+    shutil.copytree(template[0], root)
+    return Filled(root, dict(template[1]), start_server)
 
 
 def test_a_whole_directory_is_whole(filled: Filled) -> None:
@@ -173,8 +198,7 @@ def test_a_hole_in_the_log(filled: Filled) -> None:
     path, at = filled.log_with(b"in the log 5;")
     flip(path, at)
     with pytest.raises(ServerError, match=r"frame [0-9]+ is damaged"):
-        filled.server.restart()
-    filled.server.kill()  # it has ended already, as it should
+        filled.start()
     code, found = report(filled.root)
     error = errors_of(found)[0]
     assert (code, error["file"]) == (1, f"wal/{path.name}")
@@ -186,10 +210,10 @@ def test_a_hole_in_the_log(filled: Filled) -> None:
     assert repair["after"]["errors"] == 0
     assert (filled.root / repair["kept_in"] / "wal" / path.name).exists()
     assert any("frames" in given["what"] for given in repair["given_up"])
-    api = filled.check_all_but("small/5")
+    server, api = filled.check_all_but("small/5")
     assert api.read_all("small/5") == b"in the pack 5;"
     assert api.post("small/5", b"goes on").status == 204
-    filled.server.stop()
+    server.stop()
     assert report(filled.root)[0] == 0
 
 
@@ -285,7 +309,7 @@ def test_an_entry_of_the_catalog_that_does_not_decode(filled: Filled) -> None:
     assert (code, found["whole"]) == (0, True), found
     assert "victim" in {given["stream"] for given in found["repair"]["given_up"]}
     assert (filled.root / found["repair"]["kept_in"] / "catalog.redb").exists()
-    api = filled.check_all_but("victim")
+    _, api = filled.check_all_but("victim")
     assert api.get("victim").status == 404
     assert api.put("victim", b"begins again").status == 201
 
@@ -367,7 +391,7 @@ def until_checkpoints(api: Api, count: int) -> None:
 
 
 def test_a_running_server_finds_damage(filled: Filled) -> None:
-    server = filled.server.restart()
+    server = filled.start()
     flip(filled.file("segments/*/*.seg"), 2 * RECORD + 1)
     done = run("--url", server.url)
     assert done.returncode == 1
@@ -376,7 +400,7 @@ def test_a_running_server_finds_damage(filled: Filled) -> None:
 
 
 def test_the_control_plane_runs_one_at_a_time(filled: Filled) -> None:
-    api = Api(filled.server.restart())
+    api = Api(filled.start())
     idle = json.loads(api.call("GET", "/-/api/verify").body)
     assert (idle["state"], idle["report"]) == ("idle", None)
     started = [api.call("POST", "/-/api/verify") for _ in range(8)]
