@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.http import Api
+from support.http import Api, Closed, Connection, Response, Truncated
 from support.server import Server, ServerError, binary
 
 DEADLINE_S = 60.0
@@ -201,7 +202,7 @@ def test_a_hole_in_the_log(filled: Filled) -> None:
         filled.start()
     code, found = report(filled.root)
     error = errors_of(found)[0]
-    assert (code, error["file"]) == (1, f"wal/{path.name}")
+    assert (code, error["file"], error["stream"]) == (1, f"wal/{path.name}", "small/5")
     assert error["byte"] <= at
 
     code, found = report(filled.root, "--repair")
@@ -341,28 +342,59 @@ def test_foreign_files_are_notes(filled: Filled) -> None:
     filled.check_all_but()
 
 
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+
+
+class Load:
+    """Appends, forks, closes and deletes in one class until it is told to stop."""
+
+    def __init__(self, api: Api, durability: str, stop: threading.Event) -> None:
+        self.api = api
+        self.durability = durability
+        self.stop = stop
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        with contextlib.suppress(Closed, Truncated, OSError), self.api.connect() as connection:
+            for number in range(100_000):
+                if self.stop.is_set() or self.faults:
+                    return
+                self.step(connection, number)
+
+    def step(self, connection: Connection, number: int) -> None:
+        path = f"load/{self.durability}/{number % 20}"
+        typed = {"Content-Type": "text/plain"}
+        wanted = {**typed, "Stream-Durability": self.durability}
+        self.expect(connection.request("PUT", self.api.target(path), wanted, b""), 200, 201)
+        body = b"x" * (3000 if number % 7 else 40_000)
+        self.expect(connection.request("POST", self.api.target(path), typed, body), 204)
+        if number % 5 == 0:
+            fork = self.api.target(f"{path}/fork-{number % 3}")
+            forked = {
+                "Stream-Forked-From": self.api.target(path),
+                "Stream-Durability": self.durability,
+            }
+            self.expect(connection.request("PUT", fork, forked, b""), 200, 201, 409)
+            if number % 10 == 0:
+                self.expect(connection.request("DELETE", fork, {}, None), 204, 404, 410)
+        if number % 50 == 49:
+            self.expect(connection.request("DELETE", self.api.target(path), {}, None), 204)
+            # Its forks keep the path: the next round needs them gone.
+            for fork_number in range(3):
+                fork = self.api.target(f"{path}/fork-{fork_number}")
+                self.expect(connection.request("DELETE", fork, {}, None), 204, 404, 410)
+
+    def expect(self, answer: Response, *statuses: int) -> None:
+        if answer.status not in statuses:
+            self.faults.append(f"{answer.status} {answer.text[:300]}")
+
+
 def test_a_running_server_verifies_itself_under_load(start_server: Callable[..., Server]) -> None:
     server = start_server(settings={"checkpoint_bytes": "1MiB"})
     api = Api(server)
     stop = threading.Event()
-    faults: list[str] = []
-
-    def write(number: int) -> None:
-        with api.connect() as connection:
-            for round_number in range(100_000):
-                if stop.is_set():
-                    return
-                path = f"load/{number}/{round_number % 20}"
-                headers = {"Content-Type": "text/plain"}
-                connection.request("PUT", api.target(path), headers, b"")
-                done = connection.request("POST", api.target(path), headers, b"x" * 3000)
-                if done.status != 204:
-                    faults.append(f"{done.status} {done.text}")
-                    return
-                if round_number % 50 == 49:
-                    connection.request("DELETE", api.target(path), {}, None)
-
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    loads = [Load(api, durability, stop) for durability in CLASSES]
+    writers = [threading.Thread(target=load.run) for load in loads]
     for writer in writers:
         writer.start()
     try:
@@ -373,13 +405,17 @@ def test_a_running_server_verifies_itself_under_load(start_server: Callable[...,
             assert (done.returncode, errors_of(found)) == (0, []), done
             assert found["frames"] > 0
         until_checkpoints(api, 4)
+        server.kill()
     finally:
         stop.set()
         for writer in writers:
             writer.join()
-    assert faults == []
-    server.stop()
-    assert report(server.data_dir)[0] == 0
+    code, found = report(server.data_dir)
+    assert (code, errors_of(found)) == (0, []), "after kill -9"
+    server.restart().stop()
+    code, found = report(server.data_dir)
+    assert (code, errors_of(found)) == (0, []), "after a clean stop"
+    assert [load.faults for load in loads] == [[]] * len(loads)
 
 
 def until_checkpoints(api: Api, count: int) -> None:

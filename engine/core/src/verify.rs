@@ -270,9 +270,10 @@ impl Walk<'_, '_> {
                 report.error(WAL_DIR, None, what);
             }
         }
-        report_log(&files, &judged, self.live.is_some(), report);
         let mut shadows = Shadows::new(&view);
+        report_log(&files, &judged, self.live.is_some(), report);
         apply(&files, &judged, &mut shadows, checkpoint, report)?;
+        report_damage(&files, &judged, &mut shadows, report)?;
         Census::new(&view, &shadows, report).run(&mut self.meter)?;
         places::check_strangers(self.disk, &view, self.live.is_some(), report)
     }
@@ -393,10 +394,6 @@ fn report_log(files: &[ScannedFile], judged: &Judgement, live: bool, report: &mu
             report.error(&file.name, None, "it has more holes than can be counted");
         }
     }
-    for damage in &judged.damage {
-        let name = files.get(damage.file).map_or(WAL_DIR, |file| &file.name);
-        report.error(name, Some(damage.byte), damage.what.clone());
-    }
     if judged.discarded > 0 && !live {
         let what = format!(
             "{} frames behind a torn tail were never acknowledged and are ignored",
@@ -404,6 +401,34 @@ fn report_log(files: &[ScannedFile], judged: &Judgement, live: bool, report: &mu
         );
         report.note(WAL_DIR, None, what);
     }
+}
+
+/// Damage of the log, with the stream that a bad frame seems to be of.
+fn report_damage(
+    files: &[ScannedFile],
+    judged: &Judgement,
+    shadows: &mut Shadows<'_>,
+    report: &mut Report,
+) -> Result<(), CatalogError> {
+    for damage in &judged.damage {
+        let mut stream = None;
+        for id in damage.suspects(files) {
+            stream = shadows.load(id)?.map(|shadow| shadow.path.to_string());
+            if stream.is_some() {
+                break;
+            }
+        }
+        report.add(Finding {
+            severity: Severity::Error,
+            file: files
+                .get(damage.file)
+                .map_or_else(|| WAL_DIR.to_owned(), |file| file.name.clone()),
+            byte: Some(damage.byte),
+            stream,
+            what: damage.what.clone(),
+        });
+    }
+    Ok(())
 }
 
 /// Lets the frames that count pass over the shadows.
@@ -439,12 +464,6 @@ fn apply(
         report.error(WAL_DIR, None, what);
     }
     Ok(())
-}
-
-impl From<io::Error> for CatalogError {
-    fn from(error: io::Error) -> CatalogError {
-        CatalogError::Io(error)
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use crate::io::{Disk, DiskFile, OpenMode, read_exact_at};
+use crate::io::{Disk, DiskFile, OpenMode, read_up_to_at};
 use crate::log::index::{self, INDEX_ENTRY_BYTES};
 use crate::log::pack;
 use crate::log::segment::{self, Part};
@@ -145,6 +145,7 @@ pub fn examine(
             number,
             records_after,
             doubtful: None,
+            window: Window::default(),
             bad: &mut bad,
             examined: &mut examined,
         };
@@ -162,6 +163,7 @@ struct ExtentCheck<'a, 'd, 'p> {
     records_after: u64,
     /// Behind which entry certainty ended, until it begins again.
     doubtful: Option<At>,
+    window: Window,
     bad: &'a mut Vec<Bad>,
     examined: &'a mut Examined,
 }
@@ -281,7 +283,11 @@ impl ExtentCheck<'_, '_, '_> {
     ) -> io::Result<()> {
         let position = self.extent.file_position + (before.end - self.extent.start);
         let sum = match data {
-            Ok(file) => checksum(&**file, position, entry.end - before.end),
+            Ok(file) => {
+                let limit = self.extent.file_position + self.extent.len;
+                self.window
+                    .checksum(&**file, position, entry.end - before.end, limit)
+            }
             Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
         };
         self.meter.add(entry.end - before.end)?;
@@ -461,14 +467,57 @@ impl ExtentCheck<'_, '_, '_> {
     }
 }
 
-fn checksum(file: &dyn DiskFile, position: u64, len: u64) -> io::Result<u32> {
-    let mut buffer = vec![0u8; PIECE_BYTES.min(usize::try_from(len).unwrap_or(PIECE_BYTES))];
-    let (mut crc, mut done) = (0, 0);
-    while done < len {
-        let piece = (len - done).min(buffer.len() as u64) as usize;
-        read_exact_at(file, &mut buffer[..piece], position.saturating_add(done))?;
-        crc = crc32c::crc32c_append(crc, &buffer[..piece]);
-        done += piece as u64;
+/// What was last read of a data file: small appends come out of one read.
+#[derive(Default)]
+struct Window {
+    bytes: Vec<u8>,
+    start: u64,
+}
+
+impl Window {
+    /// Checksum of `len` bytes at `position`; reads ahead up to `limit`.
+    fn checksum(
+        &mut self,
+        file: &dyn DiskFile,
+        position: u64,
+        len: u64,
+        limit: u64,
+    ) -> io::Result<u32> {
+        let (mut crc, mut done) = (0, 0);
+        while done < len {
+            let at = position.saturating_add(done);
+            let have = at
+                .checked_sub(self.start)
+                .and_then(|offset| self.bytes.get(usize::try_from(offset).ok()?..))
+                .filter(|bytes| !bytes.is_empty());
+            let Some(have) = have else {
+                // An error ahead must not be told of what lies before it.
+                if self.fill(file, at, limit - at).is_err() {
+                    self.fill(file, at, len - done)?;
+                }
+                continue;
+            };
+            let count = have
+                .len()
+                .min(usize::try_from(len - done).unwrap_or(usize::MAX));
+            crc = crc32c::crc32c_append(crc, &have[..count]);
+            done += count as u64;
+        }
+        Ok(crc)
     }
-    Ok(crc)
+
+    fn fill(&mut self, file: &dyn DiskFile, at: u64, wanted: u64) -> io::Result<()> {
+        let wanted = PIECE_BYTES.min(usize::try_from(wanted).unwrap_or(PIECE_BYTES));
+        self.start = at;
+        self.bytes.resize(wanted, 0);
+        let read = read_up_to_at(file, &mut self.bytes, at);
+        self.bytes.truncate(*read.as_ref().unwrap_or(&0));
+        match read? {
+            0 => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("the file ends at byte {at}"),
+            )),
+            _ => Ok(()),
+        }
+    }
 }

@@ -10,6 +10,7 @@
 //!   they have no hole.
 
 use crate::codec::FILE_HEADER_BYTES;
+use crate::model::StreamId;
 use crate::verify::log_scan::{Run, ScannedFile};
 
 /// Sequences `from..to` of one run count.
@@ -39,6 +40,20 @@ pub struct Judgement {
     pub discarded: u64,
     /// Sequence that the next frame would get.
     pub next: u64,
+}
+
+impl Damage {
+    /// Streams that the bad frames seem to be of.
+    pub fn suspects(&self, files: &[ScannedFile]) -> Vec<StreamId> {
+        let known = files.get(self.file).map_or(&[][..], |file| &file.suspects);
+        let here = known
+            .iter()
+            .filter(|(sequence, _)| (self.from..self.to).contains(sequence));
+        let mut streams: Vec<StreamId> = here.map(|(_, stream)| *stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        streams
+    }
 }
 
 pub fn judge(files: &[ScannedFile], checkpoint: u64) -> Judgement {
@@ -255,3 +270,7 @@ fn proven_by(file: &ScannedFile) -> u64 {
     let runs = file.runs.iter().map(|run| run.synced).max().unwrap_or(0);
     runs.max(file.trailing_synced)
 }
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;

@@ -18,10 +18,12 @@ use crate::codec::{
 use crate::io::{Disk, DiskFile, OpenMode};
 use crate::log::recover::FileReader;
 use crate::log::wal::{WAL_DIR, file_name, generation_of};
+use crate::model::StreamId;
 use crate::verify::meter::Meter;
 
 /// A log with more holes than this is not a log with holes.
 const RUNS_MAX: usize = 10_000;
+const SUSPECTS_MAX: usize = 1000;
 const SEARCH_BYTES: usize = 1 << 20;
 const BATCH_MARK: &[u8] = b"MSB1";
 
@@ -53,6 +55,8 @@ pub struct ScannedFile {
     pub trailing_synced: u64,
     /// There were more runs than are kept.
     pub hopeless: bool,
+    /// Bad frames whose header may be whole: sequence, and the stream it names. Only a hint.
+    pub suspects: Vec<(u64, StreamId)>,
 }
 
 impl ScannedFile {
@@ -112,6 +116,7 @@ pub fn scan_file(
         runs: runs.found,
         trailing_synced: runs.synced,
         hopeless: runs.overflowed,
+        suspects: runs.suspects,
     })
 }
 
@@ -170,9 +175,20 @@ struct Runs {
     synced: u64,
     first_header_whole: bool,
     overflowed: bool,
+    suspects: Vec<(u64, StreamId)>,
 }
 
 impl Runs {
+    fn suspect(&mut self, bytes: &[u8], sequence: u64) {
+        if self.suspects.len() < SUSPECTS_MAX
+            && frame_sequence(bytes) == Some(sequence)
+            && let Some(stream) = bytes.get(24..32).and_then(|bytes| bytes.try_into().ok())
+        {
+            let stream = StreamId(u64::from_le_bytes(stream));
+            self.suspects.push((sequence, stream));
+        }
+    }
+
     fn frame(&mut self, frame: &Frame<'_>, position: u64, length: usize) {
         let end_byte = position + length as u64;
         let whole = frame.flags & FLAG_MORE == 0;
@@ -264,6 +280,7 @@ impl Scan<'_> {
                 continue;
             }
             self.runs.open = false;
+            self.runs.suspect(&bytes[at..], sequence);
             match next_frame(bytes, at, sequence + 1, end, self.generation) {
                 Some((found, found_sequence)) => (at, sequence) = (found, found_sequence),
                 None => return Ok(()),

@@ -150,6 +150,7 @@ fn finish(
         directory: &directory,
         cold: &cold,
         metrics: &metrics,
+        now_ms: doors.clock.wall_ms(),
         losses: &losses,
         highest_epoch,
         boot_id: learnt.boot_id,

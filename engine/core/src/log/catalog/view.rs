@@ -155,3 +155,9 @@ impl CatalogView {
         })
     }
 }
+
+impl From<std::io::Error> for CatalogError {
+    fn from(error: std::io::Error) -> CatalogError {
+        CatalogError::Io(error)
+    }
+}

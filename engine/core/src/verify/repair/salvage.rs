@@ -63,17 +63,6 @@ impl<'a> Salvage<'a> {
     }
 
     pub fn run(&mut self, log: &OldLog) -> Result<(), EngineError> {
-        for damage in &log.judged.damage {
-            let name = log.files.get(damage.file).map_or("wal", |file| &file.name);
-            if damage.from < damage.to && damage.to > log.checkpoint + 1 {
-                let what = format!(
-                    "frames {}..{} of the log ({name} at byte {}): appends of any stream, closes and deletes among \
-                     them are undone",
-                    damage.from, damage.to, damage.byte
-                );
-                self.repaired.gave_up(None, what);
-            }
-        }
         let mut frames = 0;
         for piece in &log.judged.pieces {
             let file = &log.files[piece.file];
@@ -90,6 +79,29 @@ impl<'a> Salvage<'a> {
         }
         self.repaired
             .did(format!("{frames} frames of the log were applied"));
+        self.tell_damage(log)
+    }
+
+    fn tell_damage(&mut self, log: &OldLog) -> Result<(), EngineError> {
+        let lost = log.judged.damage.iter();
+        let lost = lost.filter(|damage| damage.from < damage.to && damage.to > log.checkpoint + 1);
+        for damage in lost {
+            let name = log.files.get(damage.file).map_or("wal", |file| &file.name);
+            let mut seems = Vec::new();
+            for id in damage.suspects(&log.files) {
+                seems.extend(self.find(id)?.map(|stream| stream.path.to_string()));
+            }
+            let seems = match seems.is_empty() {
+                true => String::new(),
+                false => format!("; they seem to be of {}", seems.join(", ")),
+            };
+            let what = format!(
+                "frames {}..{} of the log ({name} at byte {}): what they did, closes and deletes included, is \
+                 undone{seems}",
+                damage.from, damage.to, damage.byte
+            );
+            self.repaired.gave_up(None, what);
+        }
         Ok(())
     }
 
