@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use crate::io::{Disk, DiskFile, OpenMode, read_up_to_at};
+use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, read_up_to_at};
 use crate::log::index::{self, INDEX_ENTRY_BYTES};
 use crate::log::pack;
 use crate::log::segment::{self, Part};
@@ -207,12 +207,10 @@ impl ExtentCheck<'_, '_, '_> {
             .map_or(0, |count| u32::try_from(count).unwrap_or(u32::MAX))
             .min(extent.index_count);
         while at.entry < extent.index_count {
-            let left = present.saturating_sub(at.entry).max(1);
-            let count = BLOCK_ENTRIES.min(left);
-            // One more than is used up: an entry is judged with the one behind it.
-            let fetched = count.saturating_add(1).min(left);
-            match index::read_entries(&*index_file, extent.index_position, at.entry, fetched) {
-                Ok(block) => at = self.block(at, &block, count as usize, &data)?,
+            let count = BLOCK_ENTRIES.min(present.saturating_sub(at.entry).max(1));
+            let mut block = vec![0u8; count as usize * INDEX_ENTRY_BYTES];
+            match read_exact_at(&*index_file, &mut block, self.entry_byte(at.entry)) {
+                Ok(()) => at = self.block(at, &block, &data)?,
                 Err(error) => {
                     self.lost_index(at, &error);
                     return self.meter.add(extent.end() - at.end);
@@ -223,31 +221,26 @@ impl ExtentCheck<'_, '_, '_> {
         Ok(())
     }
 
-    /// Checks `count` entries; the one behind them, if it was fetched, only helps to judge.
+    /// Checks the entries that lie side by side in `block`.
     fn block(
         &mut self,
         mut at: At,
-        block: &[IndexEntry],
-        count: usize,
+        block: &[u8],
         data: &io::Result<Arc<dyn DiskFile>>,
     ) -> io::Result<At> {
-        for (offset, entry) in block.iter().take(count).enumerate() {
+        for encoded in block.chunks_exact(INDEX_ENTRY_BYTES) {
             let last_of_extent = at.entry + 1 == self.extent.index_count;
-            if !self.in_order(&at, entry, block.get(offset + 1)) {
+            let entry = index::decode(encoded).filter(|entry| self.goes_forward(&at, entry));
+            let Some(entry) = entry else {
                 self.doubtful.get_or_insert(at);
                 at.entry += 1;
                 if last_of_extent && let Some(from) = self.doubtful.take() {
-                    self.bad_index(
-                        from,
-                        at.entry,
-                        self.extent.end(),
-                        self.records_after,
-                        from.time_ms,
-                    );
-                    at.end = self.extent.end();
+                    let end = self.extent.end();
+                    self.bad_index(from, at.entry, end, self.records_after, from.time_ms);
+                    at.end = end;
                 }
                 continue;
-            }
+            };
             let before = at;
             at = At {
                 entry: at.entry + 1,
@@ -258,21 +251,17 @@ impl ExtentCheck<'_, '_, '_> {
             match self.doubtful.take() {
                 // Where this one begins is not known, so it cannot be checked.
                 Some(from) => self.bad_index(from, at.entry, at.end, at.records, at.time_ms),
-                None => self.check_append(&before, entry, data)?,
+                None => self.check_append(&before, &entry, data)?,
             }
         }
         Ok(at)
     }
 
-    fn in_order(&self, at: &At, entry: &IndexEntry, next: Option<&IndexEntry>) -> bool {
-        let forward = entry.end > at.end
+    fn goes_forward(&self, at: &At, entry: &IndexEntry) -> bool {
+        entry.end > at.end
             && entry.end <= self.extent.end()
             && entry.records >= at.records
             && entry.time_ms >= at.time_ms
-            && entry.flags == 0;
-        // One that goes too far makes all behind it look wrong; it is the one that is.
-        let outlier = next.is_some_and(|next| next.end > at.end && next.end <= entry.end);
-        forward && !outlier
     }
 
     fn check_append(
@@ -339,7 +328,7 @@ impl ExtentCheck<'_, '_, '_> {
     fn bad_index(&mut self, from: At, to_entry: u32, end: u64, records_after: u64, time_ms: u64) {
         let byte = self.entry_byte(from.entry);
         let what = format!(
-            "index entry {} is out of order: bytes {}..{end} cannot be told apart",
+            "index entry {} is damaged: bytes {}..{end} cannot be told apart",
             from.entry, from.end
         );
         self.push_index(

@@ -5,10 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::io::tests::TestDirectory;
+use crate::config::Config;
+use crate::io::tests::{CrashDisk, TestDirectory};
+use crate::io::{OpenMode, write_all_at};
 use crate::shard::engine::Engine;
 use crate::verify::tests::{append, check, files_below, fill, flip, open, with_engine};
-use crate::verify::{Outcome, repair_directory};
+use crate::verify::{Outcome, repair_directory, repair_stopped};
 
 /// What a stream has, and which ranges of it are marked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -399,4 +401,111 @@ fn a_catalog_that_cannot_be_opened_is_left_alone() {
             .any(|finding| finding.what.contains("restore"))
     );
     assert!(fs::read(&path).expect("still there") == content);
+}
+
+/// A disk in memory with the files of a directory, all of it synced.
+fn in_memory(files: &[(String, Vec<u8>)]) -> Arc<CrashDisk> {
+    let disk = CrashDisk::new();
+    let mut directories = vec![String::new()];
+    for (path, content) in files {
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            disk.create_dir_all(parent).expect("directory");
+            let upper = parent.rsplit_once('/').map(|(upper, _)| upper.to_owned());
+            directories.extend(upper.into_iter().chain([parent.to_owned()]));
+        }
+        let file = disk.open(path, OpenMode::CreateNew).expect("new");
+        write_all_at(&*file, content, 0).expect("written");
+        file.sync_all().expect("synced");
+    }
+    for directory in &directories {
+        disk.sync_dir(directory).expect("synced");
+    }
+    disk
+}
+
+fn doors_on(disk: &Arc<CrashDisk>) -> Doors {
+    Doors {
+        disk: Arc::clone(disk) as Arc<dyn Disk>,
+        ..Doors::real(std::env::temp_dir()).expect("doors")
+    }
+}
+
+fn contents_on(disk: &Arc<CrashDisk>) -> BTreeMap<String, Content> {
+    let config = Config {
+        listen: false,
+        reactors: 1,
+        ..Config::default()
+    };
+    let opened = Engine::open(config, doors_on(disk), &mut |_| {}).expect("opens");
+    contents(&opened.engine)
+}
+
+/// Wherever a repair dies, with the power too: the next one comes to the same.
+#[test]
+fn a_repair_that_dies_can_be_run_again() {
+    let directory = TestDirectory::new();
+    let root = directory.path();
+    filled(root);
+    flip(&files_below(root, "seg")[0], 50_000);
+    flip(&files_below(root, "idx")[0], 70);
+    flip(&files_below(root, "pack")[0], 18);
+    let log = files_below(root, "wal")
+        .into_iter()
+        .find(|path| {
+            fs::read(path)
+                .expect("read")
+                .windows(8)
+                .any(|found| found == b"only in ")
+        })
+        .expect("the log in use");
+    let content = fs::read(&log).expect("read");
+    let at = content
+        .windows(8)
+        .position(|found| found == b"only in ")
+        .expect("there");
+    flip(&log, at);
+    let files: Vec<(String, Vec<u8>)> = ["redb", "wal", "seg", "idx", "pack"]
+        .iter()
+        .flat_map(|extension| files_below(root, extension))
+        .chain([root.join("format")])
+        .map(|path| {
+            let name = path
+                .strip_prefix(root)
+                .expect("inside")
+                .to_string_lossy()
+                .into_owned();
+            (name, fs::read(path).expect("read"))
+        })
+        .collect();
+
+    let whole = in_memory(&files);
+    let before = whole.operations();
+    let outcome = repair_stopped(&doors_on(&whole), &mut |_, _| true).expect("repair runs");
+    assert!(outcome.after.is_some_and(|after| after.is_clean()));
+    let operations = whole.operations() - before;
+    let expected = contents_on(&whole);
+    assert!(
+        expected["big"].damaged == [(40_000, 160_000)],
+        "{:?}",
+        expected["big"].damaged
+    );
+
+    let step = (operations / 8).max(1) as usize;
+    let last = operations.saturating_sub(5);
+    for operation in (1..last).step_by(step).chain(last..=operations) {
+        let disk = in_memory(&files);
+        disk.fail_from(before + operation);
+        let died = repair_stopped(&doors_on(&disk), &mut |_, _| true);
+        assert!(
+            died.is_err(),
+            "operation {operation} of {operations} failed unnoticed"
+        );
+        disk.power_cut(operation);
+        disk.fail_from(0);
+        let again = repair_stopped(&doors_on(&disk), &mut |_, _| true);
+        let again = again.unwrap_or_else(|error| panic!("after {operation}: {error}"));
+        let clean = again.after.as_ref().unwrap_or(&again.before);
+        assert!(clean.is_clean(), "after {operation}: {:?}", clean.findings);
+        assert!(contents_on(&disk) == expected, "after {operation}");
+    }
 }

@@ -60,7 +60,6 @@ impl<'d> Fillers<'d> {
             records,
             time_ms,
             crc: zeros_checksum(end - start),
-            flags: 0,
         };
         let mut encoded = Vec::with_capacity(INDEX_ENTRY_BYTES);
         index::encode(&entry, &mut encoded);
