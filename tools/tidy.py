@@ -24,7 +24,7 @@ LOCKS = {"requirements.lock", "Cargo.lock", "package-lock.json"}
 # Top to bottom; a module may use the ones on lines below its own, never above or beside it.
 RUST_LAYERS: list[set[str]] = [
     {"engine"},
-    {"serve"},
+    {"serve", "verify"},
     {"shard"},
     {"replicate", "tier"},
     {"log"},

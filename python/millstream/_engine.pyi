@@ -2,7 +2,7 @@
 # Every method that waits does so with the interpreter lock released, and is safe to call from any thread.
 
 from collections.abc import Callable
-from typing import TypeAlias, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 class EngineError(Exception):
     # Raised by every method; args = (code, detail).
@@ -35,6 +35,44 @@ class BackupSummary(TypedDict):
 
 # Phase, bytes done, bytes in all (0 = not known yet); False cancels.
 Progress: TypeAlias = Callable[[str, int, int], bool]
+
+class Finding(TypedDict):
+    severity: Literal["error", "note"]
+    file: str
+    byte: int | None
+    stream: str | None
+    what: str
+
+class GivenUp(TypedDict):
+    stream: str | None
+    what: str
+
+class VerifyCounts(TypedDict):
+    errors: int
+    notes: int
+    beyond_repair: bool
+    streams: int
+    stream_bytes: int
+    appends: int
+    log_files: int
+    frames: int
+    packs: int
+    # At most 1000 of each severity.
+    findings: list[Finding]
+
+class Repair(TypedDict):
+    # Below the data directory: the originals.
+    kept_in: str
+    done: list[str]
+    given_up: list[GivenUp]
+    given_up_count: int
+    after: VerifyCounts
+
+class VerifyReport(VerifyCounts):
+    repair: Repair | None
+
+# Bytes done, bytes in all; False stops.
+VerifyProgress: TypeAlias = Callable[[int, int], bool]
 
 Entries: TypeAlias = list[StreamEntry]
 Paths: TypeAlias = list[str]
@@ -71,8 +109,14 @@ class Engine:
         rate_bytes_per_second: int = 0,
         allow_damage: bool = False,
     ) -> BackupSummary: ...
+    def verify(self, progress: VerifyProgress | None = None) -> VerifyReport: ...
     def watch(self, globs: Paths) -> None: ...
     def take_dirty(self, timeout_ms: int) -> tuple[Paths, bool]: ...
 
 # A data directory from a backup; returns the number of files and of bytes.
 def restore(backup: str, data_dir: str, progress: Progress | None = None) -> tuple[int, int]: ...
+
+# The directory of a stopped server; with `repair` it is repaired if it has to be, and verified again.
+def verify(
+    data_dir: str, repair: bool = False, progress: VerifyProgress | None = None
+) -> VerifyReport: ...

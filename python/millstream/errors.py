@@ -314,6 +314,7 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "backup_exists": ServerError,
     "backup_refused": Forbidden,
     "backup_not_found": ServerError,
+    "verify_running": ServerError,
     "control_unavailable": Unavailable,
     "control_timeout": Unavailable,
     "version_not_supported": ServerError,

@@ -59,6 +59,7 @@ error_codes! {
     BackupExists "backup_exists" 409 "Backup destination exists" "A backup makes its directory itself; choose another name.";
     BackupRefused "backup_refused" 403 "Backup refused" "Choose a destination below backup_dir and outside the data directory.";
     BackupNotFound "backup_not_found" 404 "Backup not found" "The newest few are remembered until the server stops.";
+    VerifyRunning "verify_running" 409 "Verification under way" "Wait for it; GET /-/api/verify says how far it is.";
     ControlUnavailable "control_unavailable" 503 "Control plane unavailable" "Try again shortly.";
     ControlTimeout "control_timeout" 504 "Control plane timeout" "Try again shortly.";
     VersionNotSupported "version_not_supported" 505 "HTTP version not supported" "Use HTTP/1.1.";

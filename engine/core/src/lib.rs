@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! serve    sockets, HTTP, live readers, the way to the control plane
+//! verify   every checksum and relation of a data directory, and its repair (beside serve)
 //! shard    open batch, group commit, acknowledgements; the operations on streams
 //! log      log files, recovery, checkpoints, segments, packs, catalog, the directory of streams
 //! stream   one stream, deterministically: state, decisions, offsets (no I/O)
@@ -25,3 +26,4 @@ pub mod report;
 pub mod serve;
 pub mod shard;
 pub mod stream;
+pub mod verify;

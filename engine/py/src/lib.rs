@@ -3,6 +3,7 @@
 
 mod backup;
 mod settings;
+mod tools;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -212,6 +213,16 @@ impl Engine {
         backup::backup(py, &self.server.engine, to, progress, options)
     }
 
+    /// Verifies the data directory, while everything goes on. `progress` returns false to stop.
+    #[pyo3(signature = (progress = None))]
+    fn verify<'py>(
+        &self,
+        py: Python<'py>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        tools::verify_live(py, &self.server.engine, progress)
+    }
+
     fn watch(&self, globs: Vec<String>) {
         self.server.engine.shard.feed.watch(&globs);
     }
@@ -248,5 +259,6 @@ fn describe<'py>(py: Python<'py>, entry: &StreamInfo) -> PyResult<Bound<'py, PyD
 fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
     module.add_function(wrap_pyfunction!(backup::restore, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::verify, module)?)?;
     module.add("EngineError", module.py().get_type::<EngineError>())
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import append, backup, read, serve, stream, tail
+from millstream.cli import append, backup, read, serve, stream, tail, verify
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -105,6 +105,7 @@ for command in (
     stream.stream,
     backup.backup,
     backup.restore,
+    verify.verify,
     completion,
 ):
     cli.add_command(command)

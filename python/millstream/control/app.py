@@ -34,6 +34,7 @@ from millstream.control.http import (
 from millstream.control.streams_api import StreamRoutes
 from millstream.control.subscriptions.manager import SubscriptionManager
 from millstream.control.subscriptions.routes import SubscriptionRoutes
+from millstream.control.verify_api import VerifyRoutes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,6 +78,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
     manager: SubscriptionManager | None = None
     streams = StreamRoutes(engine)
     backups = BackupRoutes(engine, settings)
+    verification = VerifyRoutes(engine)
 
     def base_url_of(request: Request) -> str:
         return base_url(request, settings.host, settings.public_url)
@@ -92,6 +94,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
         finally:
             streams.close()
             await backups.close()
+            await verification.close()
             await manager.stop()
 
     app = Starlette(
@@ -100,6 +103,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
             Route("/-/openapi.json", _openapi, methods=["GET"]),
             *streams.routes(),
             *backups.routes(),
+            *verification.routes(),
         ],
         exception_handlers={HTTPException: render_error, Exception: render_failure},
         lifespan=lifespan,

@@ -128,6 +128,38 @@ _BACKUP = _object(
     ),
     error=_or_null(_object(code=_TEXT, detail=_TEXT)),
 )
+_FINDING = _object(
+    ("severity", "file", "what"),
+    severity={"enum": ["error", "note"]},
+    file=_TEXT,
+    byte=_or_null(_INTEGER),
+    stream=_or_null(_TEXT),
+    what=_TEXT,
+)
+_REPORT = _object(
+    ("errors", "notes", "findings"),
+    errors=_INTEGER,
+    notes=_INTEGER,
+    beyond_repair=_FLAG,
+    streams=_INTEGER,
+    stream_bytes=_INTEGER,
+    appends=_INTEGER,
+    log_files=_INTEGER,
+    frames=_INTEGER,
+    packs=_INTEGER,
+    findings=_array(_FINDING),
+    repair={"type": "null"},
+)
+_VERIFICATION = _object(
+    ("state", "bytes_done", "bytes_total"),
+    state={"enum": ["idle", "running", "done", "failed", "cancelled"]},
+    bytes_done=_INTEGER,
+    bytes_total=_INTEGER,
+    started_at={**_or_null(_INTEGER), "description": "milliseconds since 1970"},
+    ended_at={**_or_null(_INTEGER), "description": "milliseconds since 1970"},
+    report=_or_null(_REPORT),
+    error=_or_null(_object(code=_TEXT, detail=_TEXT)),
+)
 
 _SUBSCRIPTION_PATH = PROTOCOL_PREFIX + "/subscriptions/{id}"
 
@@ -150,6 +182,9 @@ OPERATIONS: dict[tuple[str, str], tuple[Schema | None, dict[int, Schema | None]]
     ),
     ("GET", "/-/api/backups/{id}"): (None, {200: _BACKUP, 404: None}),
     ("DELETE", "/-/api/backups/{id}"): (None, {200: _BACKUP, 202: _BACKUP, 404: None}),
+    ("POST", "/-/api/verify"): (None, {202: _VERIFICATION, 409: None}),
+    ("GET", "/-/api/verify"): (None, {200: _VERIFICATION, 400: None}),
+    ("DELETE", "/-/api/verify"): (None, {200: _VERIFICATION, 202: _VERIFICATION}),
     ("GET", PROTOCOL_PREFIX + "/jwks.json"): (
         None,
         {200: _object(keys=_array({"type": "object"}))},
@@ -190,6 +225,7 @@ _QUERY: dict[str, list[tuple[str, Schema]]] = {
         ("limit", {**_INTEGER, "minimum": 1, "maximum": limits.LIST_LIMIT_MAX}),
     ],
     "/-/api/backups/{id}": [("wait_ms", _INTEGER)],
+    "/-/api/verify": [("wait_ms", _INTEGER)],
 }
 
 

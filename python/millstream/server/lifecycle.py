@@ -37,7 +37,8 @@ EXIT_DEADLINE_S: Final = 1.95
 EXIT_SECOND_SIGNAL: Final = 130
 
 _REPAIR: Final = (
-    "keep a copy of the directory before you change anything in it; see docs/operating/running.md"
+    "`millstream verify --data-dir DIR` shows all damage, and with --repair keeps what checks; "
+    "see docs/operating/verify.md"
 )
 _HINTS: Final = {
     "port_in_use": "stop what listens there, or choose another --port (0 picks a free one)",

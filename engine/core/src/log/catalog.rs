@@ -32,10 +32,13 @@ use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
 use crate::model::StreamId;
 
 mod export;
+mod view;
 
 #[cfg(test)]
 #[path = "catalog_tests.rs"]
 mod tests;
+
+pub use self::view::CatalogView;
 
 pub const CATALOG_FILE: &str = "catalog.redb";
 const CATALOG_FILE_NEW: &str = "catalog.redb.new";

@@ -18,7 +18,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::index::{INDEX_ENTRY_BYTES, damage, encode, u32_at, u64_at};
-use crate::io::{Disk, DiskFile, OpenMode, read_up_to_at, write_all_at};
+use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, read_up_to_at, write_all_at};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
 
 #[cfg(test)]
@@ -206,6 +206,52 @@ impl PackWriter {
     }
 }
 
+/// Where the header of an extent's section begins.
+pub fn section_start(extent: &Extent) -> u64 {
+    extent
+        .file_position
+        .saturating_sub(SECTION_HEADER_BYTES as u64)
+}
+
+/// Checks the header of the file itself.
+pub fn check_header(file: &dyn DiskFile, number: u32) -> io::Result<()> {
+    let mut header = [0u8; FILE_HEADER_BYTES];
+    read_exact_at(file, &mut header, 0)?;
+    if header[..8] == MAGIC
+        && u32_at(&header, 8) == Some(VERSION)
+        && u32_at(&header, 12) == Some(number)
+    {
+        return Ok(());
+    }
+    Err(damage(format!("{} has no valid pack header", path(number))))
+}
+
+/// Checks that the section of an extent says what the catalog says.
+pub fn check_section(
+    file: &dyn DiskFile,
+    number: u32,
+    stream: StreamId,
+    extent: &Extent,
+) -> io::Result<()> {
+    let mut header = [0u8; SECTION_HEADER_BYTES];
+    read_exact_at(file, &mut header, section_start(extent))?;
+    let expected = Section {
+        stream,
+        start: extent.start,
+        len: extent.len,
+        base_records: extent.base_records,
+        index_count: extent.index_count,
+    };
+    match Section::decode(number, &header) {
+        Some(section) if section == expected => Ok(()),
+        Some(section) => Err(damage(format!(
+            "the section is of stream {} from {}, the catalog says stream {} from {}",
+            section.stream.0, section.start, stream.0, extent.start
+        ))),
+        None => Err(damage("the section header fails its checksum".to_owned())),
+    }
+}
+
 /// Visits the header of every section of a pack, in file order.
 pub fn walk(file: &dyn DiskFile, number: u32, visit: &mut dyn FnMut(Section)) -> io::Result<()> {
     let mut window = Window {
@@ -213,13 +259,12 @@ pub fn walk(file: &dyn DiskFile, number: u32, visit: &mut dyn FnMut(Section)) ->
         bytes: Vec::new(),
         position: 0,
     };
-    let header = window.get(0, FILE_HEADER_BYTES)?;
-    if header.get(..8) != Some(&MAGIC[..])
-        || u32_at(header, 8) != Some(VERSION)
-        || u32_at(header, 12) != Some(number)
-    {
-        return Err(damage(format!("{} has no valid pack header", path(number))));
-    }
+    check_header(file, number).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            damage(format!("{} has no valid pack header", path(number)))
+        }
+        _ => error,
+    })?;
     let file_len = file.len()?;
     let mut position = FILE_HEADER_BYTES as u64;
     while position < file_len {

@@ -33,7 +33,7 @@ use crate::stream::offsets::{GapReason, Loss, Losses};
 pub(crate) const FORMAT_FILE: &str = "format";
 /// Where a restore collects its files before they get their places.
 pub(crate) const RESTORE_DIRECTORY: &str = "restore.partial";
-const FORMAT_FILE_NEW: &str = "format.new";
+pub(crate) const FORMAT_FILE_NEW: &str = "format.new";
 pub(crate) const FORMAT: &[u8] = b"millstream 1\n";
 const READ_PIECE_BYTES: usize = 4 << 20;
 const PROGRESS_EVERY_FRAMES: u64 = 250_000;
@@ -250,6 +250,8 @@ struct LogFile {
     name: String,
     first_sequence: Option<u64>,
     last_sequence: u64,
+    /// Something was written where the first batch lies, and it does not check.
+    garbled: bool,
 }
 
 /// The walk over all log files.
@@ -294,6 +296,7 @@ impl Scan {
                 name,
                 first_sequence: first.map(|header| header.first_sequence),
                 last_sequence: 0,
+                garbled: first.is_none() && is_garbled(&head[..count]),
             });
         }
         let first = files.iter().find_map(|file| file.first_sequence);
@@ -358,6 +361,7 @@ impl Scan {
                 break;
             }
         }
+        self.check_garbled_start()?;
         let last = self.next_sequence - 1;
         // Files behind a cut hold nothing that counts: the next checkpoint frees them.
         self.files
@@ -375,6 +379,19 @@ impl Scan {
             ));
         }
         Ok(())
+    }
+
+    /// Where no file has a first batch, one that had it may still prove what is missing.
+    fn check_garbled_start(&self) -> Result<(), EngineError> {
+        if self.files.iter().any(|file| file.first_sequence.is_some()) {
+            return Ok(());
+        }
+        let Some(number) = self.files.iter().position(|file| file.garbled) else {
+            return Ok(());
+        };
+        let what = format!("frame {} is damaged, but it was synced", self.next_sequence);
+        let damaged = corrupt(&self.files[number].name, FILE_HEADER_BYTES, &what);
+        self.check_cut(number, FILE_HEADER_BYTES, damaged)
     }
 
     /// Whether a file behind this one continues the log where it stands.
@@ -475,7 +492,7 @@ impl Scan {
         let mut from = stopped_at;
         let mut goes_on = false;
         for file in &self.files[number..] {
-            if from != stopped_at && file.first_sequence.is_none() && !goes_on {
+            if from != stopped_at && file.first_sequence.is_none() && !goes_on && !file.garbled {
                 continue;
             }
             let behind = self.look_behind(file, from)?;
@@ -516,6 +533,19 @@ impl Scan {
         }
         Ok(behind)
     }
+}
+
+/// Whether the place of a first batch holds neither zeros nor what an earlier use of the file left there.
+fn is_garbled(head: &[u8]) -> bool {
+    let Some(place) = head.get(FILE_HEADER_BYTES as usize..) else {
+        return false;
+    };
+    let earlier = place
+        .get(8..16)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u64::from_le_bytes)
+        .is_some_and(|generation| BatchHeader::decode(place, generation).is_some());
+    !earlier && place.iter().any(|byte| *byte != 0)
 }
 
 /// What lies behind the place where the log was cut.
@@ -561,7 +591,7 @@ fn whole_groups<'b>(bytes: &'b [u8], generation: u64, header: &BatchHeader) -> B
 }
 
 /// Reads a file forward in large pieces.
-struct FileReader<'f> {
+pub(crate) struct FileReader<'f> {
     file: &'f dyn DiskFile,
     buffer: Vec<u8>,
     /// Bytes of the buffer that were read.
@@ -570,7 +600,7 @@ struct FileReader<'f> {
 }
 
 impl<'f> FileReader<'f> {
-    fn new(file: &'f dyn DiskFile) -> FileReader<'f> {
+    pub(crate) fn new(file: &'f dyn DiskFile) -> FileReader<'f> {
         FileReader {
             file,
             buffer: Vec::new(),
@@ -580,7 +610,7 @@ impl<'f> FileReader<'f> {
     }
 
     /// Up to `length` bytes at `position`; fewer only at the end of the file.
-    fn at(&mut self, position: u64, length: usize) -> std::io::Result<&[u8]> {
+    pub(crate) fn at(&mut self, position: u64, length: usize) -> std::io::Result<&[u8]> {
         let inside =
             position >= self.start && position + length as u64 <= self.start + self.filled as u64;
         if !inside {

@@ -1,0 +1,171 @@
+"""Verification over HTTP: `POST` starts one, `GET` tells how far it is or what it found, `DELETE` ends it.
+
+Sits above the engine, which does the work in a thread of its own and calls back a few times per second. Invariants: one
+verification at a time; the answer to `GET` is the newest one, until the server stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from starlette.routing import Route
+
+from millstream._engine import EngineError
+from millstream.control.http import ApiError, JsonResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from millstream._engine import Engine, VerifyReport
+
+WAIT_MS_MAX: Final = 20_000
+CLOSE_WAIT_S: Final = 0.25
+_PATH: Final = "/-/api/verify"
+
+
+@dataclass
+class Verification:
+    """One walk over everything. Written by its thread, read by the event loop."""
+
+    started_ms: int
+    state: Literal["running", "done", "failed", "cancelled"] = "running"
+    bytes_done: int = 0
+    bytes_total: int = 0
+    ended_ms: int | None = None
+    report: VerifyReport | None = None
+    error: tuple[str, str] | None = None
+    cancel_asked: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_progress(self, done: int, total: int) -> bool:
+        self.bytes_done, self.bytes_total = done, total
+        return not self.cancel_asked
+
+    def end(self) -> None:
+        self.ended_ms = _now_ms()
+        if self.report is not None:
+            self.state = "done"
+        else:
+            self.state = "cancelled" if self.cancel_asked else "failed"
+        self.ended.set()
+
+    def document(self) -> dict[str, Any]:
+        error = self.error
+        return {
+            "state": self.state,
+            "bytes_done": self.bytes_done,
+            "bytes_total": self.bytes_total,
+            "started_at": self.started_ms,
+            "ended_at": self.ended_ms,
+            "report": self.report,
+            "error": None if error is None else {"code": error[0], "detail": error[1]},
+        }
+
+
+_IDLE: Final[dict[str, Any]] = {
+    "state": "idle",
+    "bytes_done": 0,
+    "bytes_total": 0,
+    "started_at": None,
+    "ended_at": None,
+    "report": None,
+    "error": None,
+}
+
+
+class VerifyRoutes:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._newest: Verification | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(_PATH, self.start, methods=["POST"]),
+            Route(_PATH, self.get, methods=["GET"]),
+            Route(_PATH, self.cancel, methods=["DELETE"]),
+        ]
+
+    async def close(self) -> None:
+        """Ends what runs; a read that hangs does not hold up the end of the server."""
+        self._closed = True
+        if self._newest is not None:
+            self._newest.cancel_asked = True
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_WAIT_S)
+
+    async def start(self, request: Request) -> Response:
+        """Begins to verify everything, while everything goes on."""
+        del request
+        if self._closed or (self._newest is not None and self._newest.state == "running"):
+            raise ApiError(
+                409,
+                "verify_running",
+                "a verification is under way",
+                f"wait for it: GET {_PATH} says how far it is, DELETE ends it",
+            )
+        verification = Verification(_now_ms())
+        self._newest = verification
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            try:
+                verification.report = self._engine.verify(verification.on_progress)
+            except EngineError as error:
+                verification.error = (error.code, error.detail)
+            except Exception as error:  # noqa: BLE001 - a thread has no caller; its document tells it
+                verification.error = ("internal", repr(error))
+            _call_on(loop, verification.end)
+
+        self._thread = threading.Thread(target=work, name="millstream-verify")
+        self._thread.start()
+        return JsonResponse(verification.document(), 202, {"Location": _PATH})
+
+    async def get(self, request: Request) -> Response:
+        """How far the newest verification is, or what it found; `wait_ms` waits so long for its end."""
+        wait_ms = _wait_ms(request.query_params.get("wait_ms"))
+        newest = self._newest
+        if newest is None:
+            return JsonResponse(_IDLE)
+        if wait_ms and newest.state == "running":
+            # Time being up is no fault: the answer says that it still runs.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(newest.ended.wait(), wait_ms / 1000)
+        return JsonResponse(newest.document())
+
+    async def cancel(self, request: Request) -> Response:
+        """Ends a verification that is under way."""
+        del request
+        newest = self._newest
+        if newest is None:
+            return JsonResponse(_IDLE)
+        newest.cancel_asked = True
+        return JsonResponse(newest.document(), 202 if newest.state == "running" else 200)
+
+
+def _wait_ms(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) > WAIT_MS_MAX:
+        raise ApiError(400, "bad_request", f"wait_ms must be an integer up to {WAIT_MS_MAX}")
+    return int(text[:9])
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:  # the loop is closed: the server has stopped, nobody asks any more
+        call()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
