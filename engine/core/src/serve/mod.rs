@@ -2,7 +2,8 @@
 //!
 //! Reading order: `server` (up and down), `listener` (socket), `reactor` (event loop), `connections` and `conn`,
 //! `http` (parsing), `requests` (framing and order), `route` (what is asked), then `append`, `create`, `read`,
-//! `live`, `proxy`; `respond` renders, `replies` holds back, `output` sends.
+//! `live`, `proxy`; `respond` renders, `replies` holds back, `output` sends. `restore` stands aside: a data
+//! directory from a backup.
 
 pub mod append;
 pub mod conn;
