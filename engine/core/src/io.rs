@@ -22,6 +22,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 #[path = "io_tests.rs"]
 pub(crate) mod tests;
 
+pub mod sabotage;
+
 /// Time. The wall clock may jump in both directions, the monotonic clock never goes back.
 pub trait Clock: Send + Sync {
     /// Milliseconds since the Unix epoch.

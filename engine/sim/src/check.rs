@@ -3,16 +3,16 @@
 //! Every function answers with the first difference in words, or with nothing.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use millstream_core::model::Class;
 use millstream_core::shard::engine::{Engine, Undone};
 use millstream_core::stream::handle::Stream;
 use millstream_core::stream::offsets::{self, GapReason};
 use millstream_core::stream::state::Life;
 
 use crate::history::History;
-use crate::model::{StreamModel, World};
+use crate::model::{Marks, StreamModel, World};
 use crate::plan::PATHS;
 
 pub type Checked = Result<(), String>;
@@ -40,45 +40,134 @@ fn find(engine: &Engine, path: &str) -> Result<Option<Arc<Stream>>, String> {
 }
 
 /// Everything: streams, bytes, boundaries, producers, fork counts.
-pub fn world(engine: &Engine, world: &World, sleeps: u64) -> Checked {
-    let now_ms = engine.now_ms();
-    for path in PATHS {
-        let found = find(engine, path)?;
-        let expected = world
-            .at(path)
-            .filter(|stream| !world.is_dead(stream, sleeps));
-        match (&found, expected) {
-            (Some(stream), Some(model)) => live_stream(engine, stream, model)?,
-            (None, Some(model)) => {
-                return Err(format!("{path} (incarnation {}) is lost", model.id));
-            }
-            (Some(stream), None) => {
-                let state = stream.lock();
-                if state.life == Life::Live && !state.expired(now_ms) {
-                    return Err(format!(
-                        "{path} (incarnation {}) is there, should be deleted or never was",
-                        stream.id.0
-                    ));
-                }
-            }
-            (None, None) => {}
-        }
-    }
-    Ok(())
+pub fn world(engine: &Engine, world: &World, marks: Marks, sleeps: u64) -> Checked {
+    PATHS
+        .into_iter()
+        .try_for_each(|path| at_path(engine, world, path, marks, sleeps))
 }
 
-fn live_stream(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel) -> Checked {
+/// As [`world`] for a server with a damaged disk: what it cannot read it may refuse, but nothing may be wrong.
+/// Returns how many streams could not be read whole.
+pub fn believable(engine: &Engine, world: &World, sleeps: u64) -> Result<usize, String> {
+    let mut unreadable = 0;
+    for path in PATHS {
+        match at_path(engine, world, path, Marks::ALL, sleeps) {
+            Err(problem) if is_read_error(&problem) => unreadable += 1,
+            other => other?,
+        }
+    }
+    Ok(unreadable)
+}
+
+/// Whether a check ended because something could not be read, rather than because it was wrong.
+pub fn is_read_error(problem: &str) -> bool {
+    problem.contains("read failed") || problem.contains("looked up")
+}
+
+fn at_path(
+    engine: &Engine,
+    world: &World,
+    path: &'static str,
+    marks: Marks,
+    sleeps: u64,
+) -> Checked {
+    let found = find(engine, path)?;
+    let expected = world
+        .at(path)
+        .filter(|stream| !world.is_dead(stream, sleeps));
+    match (&found, expected) {
+        (Some(stream), Some(model)) => live_stream(engine, stream, model, marks),
+        (None, Some(model)) => Err(format!("{path} (incarnation {}) is lost", model.id)),
+        (Some(stream), None) => {
+            let state = stream.lock();
+            if state.life == Life::Live && !state.expired(engine.now_ms()) {
+                return Err(format!(
+                    "{path} (incarnation {}) is there, should be deleted or never was",
+                    stream.id.0
+                ));
+            }
+            Ok(())
+        }
+        (None, None) => Ok(()),
+    }
+}
+
+/// All that a start has made of a disk, one line each.
+pub fn dump(engine: &Engine) -> Result<Vec<String>, String> {
+    let mut lines = vec![
+        format!("log at {}", engine.shard.synced()),
+        format!("losses {:?}", engine.losses),
+        format!("highest epoch {}", engine.highest_epoch()),
+    ];
+    for path in PATHS {
+        let Some(stream) = find(engine, path)? else {
+            lines.push(format!("{path}: none"));
+            continue;
+        };
+        let bytes = {
+            let state = stream.lock();
+            // One that is gone has given its bytes back.
+            let gone = state.life == Life::Gone;
+            let tail = if gone { 0 } else { state.tail };
+            drop(state);
+            let read = engine.read_range(&stream, 0, tail);
+            let bytes = read.map_err(|error| format!("{path}: read failed: {error}"))?;
+            let mut hasher = DefaultHasher::new();
+            bytes.hash(&mut hasher);
+            hasher.finish()
+        };
+        let mut producers: Vec<_> = {
+            let state = stream.lock();
+            let known = state.producers.iter().flat_map(|known| known.iter());
+            known
+                .map(|(id, known)| format!("{id:?} {known:?}"))
+                .collect()
+        };
+        producers.sort_unstable();
+        let state = stream.lock();
+        lines.push(format!(
+            "{path}: {:?} {:?} since {} {:?} closed {} {:?} epochs {} {:?} {:?} {:?} forks {} {producers:?} {:?} {:?} \
+             tail {} records {} at {} {} {:?} bytes {bytes:x}",
+            state.id,
+            state.class,
+            state.class_since,
+            state.life,
+            state.closed,
+            state.closed_by,
+            state.first_epoch,
+            state.later_epochs,
+            state.expiry,
+            state.fork,
+            state.fork_count,
+            state.stream_seq,
+            state.extents,
+            state.tail,
+            state.records,
+            state.applied_sequence,
+            state.last_time_ms,
+            state.visible,
+        ));
+    }
+    Ok(lines)
+}
+
+fn live_stream(
+    engine: &Engine,
+    stream: &Arc<Stream>,
+    model: &StreamModel,
+    marks: Marks,
+) -> Checked {
+    state(stream, model, marks)?;
+    bytes(engine, stream, model, marks)
+}
+
+fn state(stream: &Arc<Stream>, model: &StreamModel, marks: Marks) -> Checked {
     let path = model.path;
     differ("incarnation", path, stream.id.0, model.id)?;
     {
         let state = stream.lock();
         differ("life", path, state.life, Life::Live)?;
-        let class = if model.fsync {
-            Class::Fsync
-        } else {
-            Class::Memory
-        };
-        differ("class", path, state.class, class)?;
+        differ("class", path, state.class, model.class)?;
         differ("closed", path, state.closed, model.closed)?;
         let tag = model
             .closed_by
@@ -97,15 +186,15 @@ fn live_stream(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel) -> Ch
             "visible tail",
             path,
             state.visible.tail,
-            model.bytes_of(model.visible),
+            model.bytes_of(model.visible(marks)),
         )?;
         differ(
             "visible close",
             path,
             state.visible.closed,
-            model.visible_closed,
+            model.visible_closed(marks),
         )?;
-        let visible_records = model.records_of(model.visible);
+        let visible_records = model.records_of(model.visible(marks));
         differ(
             "visible records",
             path,
@@ -133,15 +222,15 @@ fn live_stream(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel) -> Ch
             .collect();
         differ("producers", path, producers, expected)?;
     }
-    bytes(engine, stream, model)
+    Ok(())
 }
 
 /// What readers get, piece by piece, and that each append ends where it should.
-fn bytes(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel) -> Checked {
+fn bytes(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel, marks: Marks) -> Checked {
     let path = model.path;
     let failed = |error: std::io::Error| format!("{path}: read failed: {error}");
     let (mut position, mut records) = (0, 0);
-    for (number, piece) in model.pieces[..model.visible].iter().enumerate() {
+    for (number, piece) in model.pieces[..model.visible(marks)].iter().enumerate() {
         let end = position + piece.bytes.len() as u64;
         let read = engine.read_range(stream, position, end).map_err(failed)?;
         if *read != *piece.bytes {
@@ -160,6 +249,17 @@ fn bytes(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel) -> Checked 
         }
         let counted = engine.records_at(stream, position).map_err(failed)?;
         differ("records at a boundary", path, counted, records)?;
+    }
+    Ok(())
+}
+
+/// The epoch of each tail.
+pub fn epochs(engine: &Engine, world: &World, sleeps: u64) -> Checked {
+    for model in world.live(sleeps) {
+        if let Some(stream) = find(engine, model.path)? {
+            let tail = engine.applied_tail(&stream.lock());
+            differ("epoch", model.path, tail.epoch, model.epoch)?;
+        }
     }
     Ok(())
 }
@@ -197,7 +297,7 @@ pub fn walk(engine: &Engine, world: &World, sleeps: u64) -> Checked {
             }
             let here = read.next.to_string();
             if read.up_to_date {
-                differ("closed at the end", path, read.closed, model.visible_closed)?;
+                differ("closed at the end", path, read.closed, model.closed)?;
                 break;
             }
             if here == offset {
@@ -205,10 +305,8 @@ pub fn walk(engine: &Engine, world: &World, sleeps: u64) -> Checked {
             }
             offset = here;
         }
-        let expected: Vec<u8> = model.pieces[..model.visible]
-            .iter()
-            .flat_map(|piece| piece.bytes.iter().copied())
-            .collect();
+        let parts: Vec<&[u8]> = model.pieces.iter().map(|piece| &*piece.bytes).collect();
+        let expected = parts.concat();
         if body != expected {
             return Err(format!(
                 "{path}: a reader got {} bytes, {} are there, or others",
@@ -239,8 +337,8 @@ pub fn listing(engine: &Engine, world: &World, sleeps: u64) -> Checked {
     let expected: Vec<(String, u64, u64, bool)> = world
         .live(sleeps)
         .map(|model| {
-            let tail = model.bytes_of(model.visible);
-            (model.path.to_owned(), model.id, tail, model.visible_closed)
+            let tail = model.tail();
+            (model.path.to_owned(), model.id, tail, model.closed)
         })
         .collect();
     differ("listing", "", listed, expected)
@@ -274,14 +372,19 @@ pub fn offsets(engine: &Engine, world: &World, history: &History, sleeps: u64) -
                 None if incarnation != model.id => {
                     return Err(format!("{what} is taken for one of the new stream"));
                 }
-                Some(gap) if model.fsync && (model.source.is_none() || gap.certain) => {
-                    return Err(format!("{what} leads to a gap in an fsync stream"));
-                }
-                Some(gap) if gap.certain => {}
-                _ => {
-                    differ("position", &what, start.position, offset.position)?;
-                    if model.pieces.get(..pieces.len()) != Some(pieces) {
-                        return Err(format!("{what} names other bytes now"));
+                gap => {
+                    let kept = model.pieces.get(..pieces.len()) == Some(pieces);
+                    match (kept, gap.is_some_and(|gap| gap.certain)) {
+                        (true, false) => {
+                            differ("position", &what, start.position, offset.position)?;
+                        }
+                        (true, true) => {
+                            return Err(format!("{what} leads to a gap, but nothing is missing"));
+                        }
+                        (false, true) => {}
+                        (false, false) => {
+                            return Err(format!("{what} names other bytes now"));
+                        }
                     }
                 }
             }

@@ -62,6 +62,11 @@ impl SimClock {
         self.monotonic_us.fetch_add(by_ms * 1000, Ordering::Relaxed);
     }
 
+    /// Time since the simulation began; looking costs nothing.
+    pub fn elapsed_ms(&self) -> u64 {
+        self.monotonic_us.load(Ordering::Relaxed) / 1000
+    }
+
     /// The wall clock is set back, as a time server may do.
     pub fn set_back_ms(&self, by_ms: u64) {
         self.wall_ms.fetch_sub(by_ms, Ordering::Relaxed);

@@ -4,37 +4,65 @@
 //! says how far the log reached; the world of that step, and no other, must be there. Beside it stand all offsets
 //! ever handed out with the bytes they name: none may ever name others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use millstream_core::model::Offset;
+use millstream_core::model::{Offset, Stage};
 
-use crate::model::{Piece, StreamModel, World};
+use crate::model::{Marks, Piece, StreamModel, World};
 
 #[derive(Default)]
 pub struct History {
     /// Since the last start, oldest first; the first one is what that start found.
     steps: Vec<(u64, World)>,
-    /// Everything up to this sequence was acknowledged, or shown as if it were.
-    promised: u64,
+    /// How far clients were told, or shown, that things have come.
+    promised: Marks,
     /// Path and incarnation, then offset: the appends that lie before it.
     observed: BTreeMap<(&'static str, u64), BTreeMap<Offset, Vec<Piece>>>,
+    /// Incarnation: the appends that were acknowledged.
+    acknowledged: BTreeMap<u64, Vec<Piece>>,
+    /// Sequence and time of `disk` appends that were acknowledged, and may not be synced yet.
+    disk_acknowledged: VecDeque<(u64, u64)>,
+    /// Where written batches end, and up to where each of them says at least that the log is synced.
+    batches: Vec<(u64, u64)>,
 }
 
 impl History {
     pub fn restart(&mut self, sequence: u64, world: World) {
         self.steps = vec![(sequence, world)];
-        self.promised = sequence;
+        self.promised = Marks {
+            written: sequence,
+            synced: sequence,
+        };
+        self.disk_acknowledged.clear();
+        self.batches.clear();
+    }
+
+    pub fn first_sequence(&self) -> u64 {
+        self.steps.first().map_or(0, |(sequence, _)| *sequence)
+    }
+
+    /// Up to where a log that holds everything up to `end` proves by itself that it was synced.
+    pub fn proven(&self, end: u64) -> u64 {
+        let whole = self.batches.iter().filter(|(last, _)| *last <= end);
+        whole.map(|(_, proof)| *proof).max().unwrap_or(0)
     }
 
     pub fn note(&mut self, sequence: u64, world: &World) {
         self.steps.push((sequence, world.clone()));
     }
 
-    pub fn promise(&mut self, sequence: u64) {
-        self.promised = self.promised.max(sequence);
+    pub fn promise(&mut self, marks: Marks) {
+        if marks.written > self.promised.written {
+            self.batches.push((marks.written, self.promised.synced));
+        }
+        self.promised.synced = self.promised.synced.max(marks.synced);
+        self.promised.written = self.promised.written.max(marks.written).max(marks.synced);
+        let synced = self.promised.synced;
+        self.disk_acknowledged
+            .retain(|(sequence, _)| *sequence > synced);
     }
 
-    pub fn promised(&self) -> u64 {
+    pub fn promised(&self) -> Marks {
         self.promised
     }
 
@@ -50,6 +78,46 @@ impl History {
             worlds.extend(self.steps.get(upto).map(|(_, world)| world));
         }
         worlds
+    }
+
+    /// Notes that a client was told that these appends are there. Returns how many records are new to it.
+    pub fn acknowledge(&mut self, stream: &StreamModel, pieces: usize, now_ms: u64) -> u64 {
+        let named = &stream.pieces[..pieces];
+        let known = self.acknowledged.entry(stream.id).or_default();
+        let new: u64 = named
+            .iter()
+            .skip(known.len())
+            .map(|piece| piece.records)
+            .sum();
+        if named.len() > known.len() {
+            *known = named.to_vec();
+        }
+        if let Some(piece) = named.last()
+            && piece.gate.stage == Stage::Written
+            && piece.gate.sequence > self.promised.synced
+        {
+            self.disk_acknowledged
+                .push_back((piece.gate.sequence, now_ms));
+        }
+        new
+    }
+
+    /// The `disk` append that has been waiting longest for its sync: its sequence, and since when.
+    pub fn oldest_unsynced_disk(&self) -> Option<(u64, u64)> {
+        self.disk_acknowledged.front().copied()
+    }
+
+    /// Compares what was acknowledged with what a start has found. Returns how many records are gone.
+    pub fn settle_losses(&mut self, stream: &StreamModel) -> u64 {
+        let Some(known) = self.acknowledged.get_mut(&stream.id) else {
+            return 0;
+        };
+        let kept = known
+            .iter()
+            .zip(&stream.pieces)
+            .take_while(|(before, now)| before == now)
+            .count();
+        known.drain(kept..).map(|piece| piece.records).sum()
     }
 
     /// Notes that a client was given this offset with these appends before it.

@@ -3,8 +3,26 @@
 //! Operations name things loosely ("the third boundary", "the next sequence number"), so that a plan stays
 //! meaningful when operations are taken out of it: that is what lets a failing plan be shrunk.
 
+use millstream_core::model::Class;
+
 use crate::disk::{Call, Failure, Fault};
 use crate::doors::Dice;
+use crate::tally::CLASSES;
+
+/// Mixes of classes; a plan uses one of them.
+const MIXES: [&[Class]; 6] = [
+    &[Class::Fsync],
+    &[Class::Fsync, Class::Fsync, Class::Memory],
+    &[Class::Disk, Class::Disk, Class::Disk, Class::Fsync],
+    &CLASSES,
+    &CLASSES,
+    &[
+        Class::Ephemeral,
+        Class::Ephemeral,
+        Class::Memory,
+        Class::Disk,
+    ],
+];
 
 pub const PATHS: [&str; 6] = ["a", "b", "c/d", "e", "f", "g"];
 
@@ -29,7 +47,7 @@ pub enum Op {
     Create {
         path: usize,
         json: bool,
-        memory: bool,
+        class: Class,
         ttl: bool,
         closed: bool,
         /// Bytes, or JSON messages; 0 = no first content.
@@ -51,15 +69,32 @@ pub enum Op {
     Delete {
         path: usize,
     },
+    SetClass {
+        path: usize,
+        class: Class,
+    },
     Read {
         path: usize,
     },
     Commit,
+    /// What is staged is written; nobody syncs.
+    Write,
+    /// A sync; `meanwhile` happens while it stands still.
+    SlowSync {
+        meanwhile: Vec<Op>,
+    },
     /// A checkpoint; `meanwhile` happens while it stands at one of its calls.
     Checkpoint {
         pause_after: u64,
         meanwhile: Vec<Op>,
     },
+    /// Ephemeral bytes beyond their budget leave memory.
+    Spill,
+    /// Somebody else takes the space but for these bytes, until it is free again.
+    FillDisk {
+        spare_bytes: u64,
+    },
+    FreeDisk,
     PrepareSpares,
     Purge,
     /// Long enough for every TTL.
@@ -92,11 +127,30 @@ pub struct Life {
     pub fault: Option<Fault>,
     pub end: End,
     pub clock_set_back_ms: u64,
+    /// Before the server starts, copies of its disk are damaged, and a server tries each of them.
+    pub damages: Vec<Damage>,
+}
+
+/// One flipped bit: in which kind of file, and where in it (drawn from `dice`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damage {
+    pub kind: FileKind,
+    pub dice: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    Log,
+    Pack,
+    Segment,
+    Catalog,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub seed: u64,
+    /// Whether the kernel tells its boot id.
+    pub boot_known: bool,
     pub lives: Vec<Life>,
 }
 
@@ -105,15 +159,22 @@ impl Plan {
         let mut dice = Dice::new(seed);
         // Large appends fill log files, which are then left, freed and recycled.
         let large = dice.chance(6);
-        let memory_share = dice.pick(&[0, 3, 8]);
+        let classes = dice.pick(&MIXES);
         let count = 2 + dice.below(4);
         let mut drawer = Drawer {
             dice: dice.split(),
             large,
-            memory_share,
+            classes,
         };
-        let lives = (0..count).map(|_| drawer.life()).collect();
-        Plan { seed, lives }
+        let mut lives: Vec<Life> = (0..count).map(|_| drawer.life()).collect();
+        // Most of what follows needs streams to happen to.
+        let creates: Vec<Op> = (0..3).map(|_| drawer.create()).collect();
+        lives[0].ops.splice(0..0, creates);
+        Plan {
+            seed,
+            boot_known: !dice.chance(10),
+            lives,
+        }
     }
 
     pub fn op_count(&self) -> usize {
@@ -124,8 +185,8 @@ impl Plan {
 struct Drawer {
     dice: Dice,
     large: bool,
-    /// Of 10 streams.
-    memory_share: u64,
+    /// Drawn from for each new stream.
+    classes: &'static [Class],
 }
 
 impl Drawer {
@@ -147,7 +208,24 @@ impl Drawer {
             } else {
                 0
             },
+            damages: self.damages(),
         }
+    }
+
+    fn damages(&mut self) -> Vec<Damage> {
+        let kinds = [
+            FileKind::Log,
+            FileKind::Pack,
+            FileKind::Segment,
+            FileKind::Catalog,
+        ];
+        let count = if self.dice.chance(4) { 2 } else { 0 };
+        (0..count)
+            .map(|_| Damage {
+                kind: self.dice.pick(&kinds),
+                dice: self.dice.draw(),
+            })
+            .collect()
     }
 
     fn crash(&mut self) -> End {
@@ -208,26 +286,48 @@ impl Drawer {
         }
     }
 
+    fn ops(&mut self, below: u64) -> Vec<Op> {
+        (0..self.dice.below(below))
+            .map(|_| self.op(false))
+            .collect()
+    }
+
     fn op(&mut self, outer: bool) -> Op {
-        match self.dice.below(if outer { 100 } else { 70 }) {
+        match self.dice.below(if outer { 120 } else { 80 }) {
             0..14 => self.create(),
             14..16 => Op::Recreate { path: self.path() },
             16..56 => self.append(),
             56..62 => Op::Delete { path: self.path() },
-            62..70 => Op::Commit,
-            70..78 => Op::Commit,
-            78..86 => Op::Checkpoint {
-                pause_after: self.dice.below(14),
-                meanwhile: (0..self.dice.below(5)).map(|_| self.op(false)).collect(),
+            62..68 => Op::Commit,
+            68..75 => Op::Write,
+            75..79 => Op::SetClass {
+                path: self.path(),
+                class: self.dice.pick(&CLASSES),
             },
-            86..90 => Op::PrepareSpares,
-            90..92 => Op::Purge,
-            92 => Op::Sleep,
-            93 => Op::Sweep,
-            94 => Op::Evict,
-            95..98 => Op::Read { path: self.path() },
+            79..87 => Op::Commit,
+            87..95 => Op::Checkpoint {
+                pause_after: self.dice.below(14),
+                meanwhile: self.ops(5),
+            },
+            95..101 => Op::SlowSync {
+                meanwhile: self.ops(6),
+            },
+            101..103 => Op::Spill,
+            103..107 => Op::PrepareSpares,
+            107..109 => Op::Purge,
+            109 => Op::Sleep,
+            110 => Op::Sweep,
+            111 => Op::Evict,
+            112 => self.full_disk(),
+            113 => Op::FreeDisk,
+            114..117 => Op::Read { path: self.path() },
             _ => Op::Check,
         }
+    }
+
+    fn full_disk(&mut self) -> Op {
+        let spare_bytes = self.dice.pick(&[0, 4 << 10, 1 << 20, 8 << 20]);
+        Op::FillDisk { spare_bytes }
     }
 
     fn create(&mut self) -> Op {
@@ -243,7 +343,7 @@ impl Drawer {
         Op::Create {
             path: self.path(),
             json: self.dice.chance(4),
-            memory: self.dice.below(10) < self.memory_share,
+            class: self.dice.pick(self.classes),
             ttl: self.dice.chance(8),
             closed: self.dice.chance(12),
             size: if self.dice.chance(2) {

@@ -6,16 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::config::Config;
-use millstream_core::io::Doors;
-use millstream_core::shard::engine::{Engine, Opened};
+use millstream_core::io::sabotage::{self, Sabotage};
+use millstream_core::shard::engine::Engine;
 
-use crate::check;
-use crate::disk::{Fault, Lies, Machine};
+use crate::disk::{Lies, Machine};
 use crate::doors::{Dice, SimClock, SimRandom};
 use crate::history::History;
-use crate::model::World;
+use crate::model::{Marks, World};
 use crate::plan::{End, Life, Op, Plan};
-use crate::workload::{Parked, ResolvedFork, after_unclean_start};
+use crate::tally::{Tally, Way};
+use crate::workload::{Parked, ResolvedFork};
+
+/// Short, so that it runs out within a life.
+pub const DISK_SYNC_MS: u64 = 8;
+/// Small, so that ephemeral streams outgrow it.
+const EPHEMERAL_BYTES: u64 = 16 << 10;
 
 /// Deliberate bugs, to see that they are caught.
 #[derive(Clone, Copy, Default, Debug)]
@@ -23,8 +28,12 @@ pub struct Bugs {
     pub lies: Lies,
     /// Clients hear of success when it is staged, not when it is synced.
     pub ack_early: bool,
+    /// Clients of `disk` streams hear of success when it is staged, not when it is written.
+    pub ack_disk_early: bool,
     /// A duplicate is answered before the original is synced.
     pub early_duplicate: bool,
+    /// A bug inside the engine.
+    pub sabotage: Option<Sabotage>,
 }
 
 /// What went wrong, with everything that led there.
@@ -39,14 +48,29 @@ pub struct Summary {
     pub starts: u64,
     pub calls: u64,
     pub faults_hit: u64,
+    /// Damaged copies that were tried, and those that refused to start.
+    pub damages: u64,
+    pub damages_refused: u64,
+    pub tally: Tally,
+}
+
+impl Summary {
+    pub fn add(&mut self, other: &Summary) {
+        self.starts += other.starts;
+        self.calls += other.calls;
+        self.faults_hit += other.faults_hit;
+        self.damages += other.damages;
+        self.damages_refused += other.damages_refused;
+        self.tally.add(&other.tally);
+    }
 }
 
 pub struct Sim {
     pub machine: Arc<Machine>,
     pub clock: Arc<SimClock>,
-    random: Arc<SimRandom>,
-    dice: Dice,
-    engine: Option<Arc<Engine>>,
+    pub(crate) random: Arc<SimRandom>,
+    pub(crate) dice: Dice,
+    pub(crate) engine: Option<Arc<Engine>>,
     pub world: World,
     pub history: History,
     /// Long sleeps so far: time does not go back with the log.
@@ -57,11 +81,35 @@ pub struct Sim {
     pub requests: BTreeMap<u64, (Op, Option<ResolvedFork>)>,
     pub bugs: Bugs,
     pub trace: Vec<String>,
-    /// Start-ups that died: each may have left its first frame in the log.
-    died: u64,
-    /// A clean mark was staged behind everything.
-    marked: bool,
+    pub(crate) since: SinceStart,
+    /// Something beside stands at a pause; if it is a sync, nobody else can sync.
+    pub(crate) standing_still: bool,
+    pub(crate) sync_stands_still: bool,
+    pub(crate) boot_known: bool,
     pub summary: Summary,
+}
+
+/// What has happened since the last start that came through.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct SinceStart {
+    /// Start-ups that died: each may have left its first frame in the log.
+    pub died: u64,
+    /// A clean mark was staged behind everything.
+    pub marked: bool,
+    pub power_was_cut: bool,
+    /// A write or sync failed: pages may be gone from the cache, too.
+    pub log_failed: bool,
+}
+
+impl SinceStart {
+    pub fn way(&self, clean: bool) -> Way {
+        match (clean, self.power_was_cut, self.log_failed) {
+            (true, _, _) => Way::Clean,
+            (false, true, _) => Way::PowerCut,
+            (false, false, true) => Way::FailedLog,
+            (false, false, false) => Way::Kill,
+        }
+    }
 }
 
 pub fn config() -> Config {
@@ -71,6 +119,8 @@ pub fn config() -> Config {
         // As small as it can be: a full batch and a reserve.
         wal_file_bytes: 0,
         append_max_bytes: 1 << 20,
+        disk_sync_ms: DISK_SYNC_MS,
+        ephemeral_bytes_max: EPHEMERAL_BYTES,
         ..Config::default()
     }
 }
@@ -78,10 +128,13 @@ pub fn config() -> Config {
 /// Runs a plan. A panic inside the engine is a failure like any other.
 pub fn run(plan: &Plan, bugs: Bugs) -> Result<Summary, Failed> {
     let mut sim = Sim::new(plan.seed, bugs);
+    sim.boot_known = plan.boot_known;
+    sabotage::set(bugs.sabotage);
     let result = catch_unwind(AssertUnwindSafe(|| {
         plan.lives.iter().try_for_each(|life| sim.live(life))?;
         sim.start(None, End::PowerCut)
     }));
+    sabotage::set(None);
     let problem = match result {
         Ok(Ok(())) => {
             sim.summary.calls = sim.machine.calls();
@@ -120,8 +173,10 @@ impl Sim {
             requests: BTreeMap::new(),
             bugs,
             trace: Vec::new(),
-            died: 0,
-            marked: false,
+            since: SinceStart::default(),
+            standing_still: false,
+            sync_stands_still: false,
+            boot_known: true,
             summary: Summary::default(),
         }
     }
@@ -135,6 +190,7 @@ impl Sim {
     }
 
     fn live(&mut self, life: &Life) -> Result<(), String> {
+        self.try_damages(&life.damages)?;
         self.start(life.start_fault, life.start_end)?;
         if let Some(end) = life.stillborn {
             self.end(end)?;
@@ -149,8 +205,8 @@ impl Sim {
             self.operate(op)?;
         }
         self.machine.arm(None);
-        if !self.machine.is_off() && !self.machine.fault_was_hit() {
-            check::world(&self.engine(), &self.world, self.sleeps)?;
+        if !self.machine.is_off() {
+            self.check_live()?;
         }
         self.clock.set_back_ms(life.clock_set_back_ms);
         self.end(life.end)
@@ -168,11 +224,17 @@ impl Sim {
             self.stop_cleanly()?;
         }
         self.trace.push(format!("{end:?}"));
+        let engine = self.engine.take();
+        // A log that stopped because the machine did has lost no page that a kill would not.
+        let failed = engine.is_some_and(|engine| engine.shard.failed());
+        self.since.log_failed |= failed && !self.machine.is_off();
         match end {
             End::ProcessCrash | End::CleanStop { power_cut: false } => self.machine.process_crash(),
-            End::PowerCut | End::CleanStop { power_cut: true } => self.machine.power_cut(),
+            End::PowerCut | End::CleanStop { power_cut: true } => {
+                self.since.power_was_cut = true;
+                self.machine.power_cut();
+            }
         }
-        self.engine = None;
         self.parked.clear();
         Ok(())
     }
@@ -180,152 +242,26 @@ impl Sim {
     fn stop_cleanly(&mut self) -> Result<(), String> {
         let engine = self.engine();
         while engine.shard.commit(None) {}
+        self.deliver()?;
         let stopped = std::thread::scope(|scope| {
-            scope.spawn(|| engine.shard.run_commit_thread());
+            scope.spawn(|| {
+                sabotage::set(self.bugs.sabotage);
+                engine.shard.run_commit_thread();
+            });
             let stopped = engine.write_clean_mark(Duration::from_secs(5));
             engine.shard.stop_threads();
             stopped
         });
         let staged = engine.shard.staged();
-        self.marked = true;
+        self.since.marked = true;
         self.history.note(staged, &self.world);
         if stopped {
-            self.history.promise(staged);
+            self.history.promise(Marks {
+                written: staged,
+                synced: staged,
+            });
         } else if !engine.shard.failed() {
             return Err("a clean stop was not possible".into());
-        }
-        Ok(())
-    }
-
-    // Starts
-
-    fn open(&self, machine: &Arc<Machine>) -> Result<Opened, String> {
-        let doors = Doors {
-            clock: Arc::clone(&self.clock) as _,
-            random: Arc::clone(&self.random) as _,
-            disk: machine.disk(),
-            boot_id: Some([1; 16]),
-        };
-        Engine::open(config(), doors, &mut |_| {}).map_err(|error| error.to_string())
-    }
-
-    pub fn start(&mut self, fault: Option<Fault>, end: End) -> Result<(), String> {
-        let twin = self.dice.chance(4).then(|| self.machine.twin());
-        self.machine.arm(fault);
-        let opened = self.open(&self.machine);
-        let hit = self.machine.take_fault_hit();
-        self.summary.faults_hit += u64::from(hit.is_some());
-        self.machine.arm(None);
-        self.summary.starts += 1;
-        let opened = match (opened, &hit) {
-            (Ok(opened), _) if !self.machine.is_off() => opened,
-            (Err(problem), None) => return Err(format!("it does not start: {problem}")),
-            (opened, _) => {
-                let said = opened.map_or_else(|problem| problem, |_| "opened".into());
-                self.trace.push(format!("start-up died: {hit:?}: {said}"));
-                self.died += 1;
-                self.end(end)?;
-                return self.start(None, end);
-            }
-        };
-        let engine = Arc::clone(&opened.engine);
-        let start_sequence = engine.shard.synced();
-        self.trace.push(format!(
-            "start: log ends at {}, {} frames, clean {}",
-            start_sequence - 1,
-            opened.frames,
-            opened.clean
-        ));
-        self.engine = Some(Arc::clone(&engine));
-        if let (Some(twin), None) = (twin, hit) {
-            let again = self.open(&twin)?;
-            let sequence = again.engine.shard.synced();
-            twin.process_crash();
-            if sequence != start_sequence {
-                return Err(format!(
-                    "started twice, found {start_sequence} and {sequence}"
-                ));
-            }
-        }
-        self.settle(&engine);
-        self.world = self.find_world(&engine, start_sequence - 1, opened.clean)?;
-        self.died = 0;
-        self.marked = false;
-        self.history.restart(start_sequence, self.world.clone());
-        self.history.note(engine.shard.staged(), &self.world);
-        self.check_recovered(&engine, opened.clean)
-    }
-
-    /// Lets maintenance finish what it does by itself after a start.
-    fn settle(&self, engine: &Engine) {
-        for path in crate::plan::PATHS {
-            drop(engine.find(path));
-        }
-        engine.prepare_spares();
-        let mut cursor = Some(Vec::new());
-        while cursor.is_some() {
-            engine.load_expiring(&mut cursor);
-        }
-        engine.sweep_expired(engine.now_ms());
-        for _ in 0..8 {
-            engine.purge_requested();
-        }
-        while engine.shard.commit(None) {}
-    }
-
-    /// The model's world that the recovered log stands for. It must hold everything promised.
-    fn find_world(&self, engine: &Engine, end_of_log: u64, clean: bool) -> Result<World, String> {
-        let promised = self.history.promised();
-        if end_of_log < promised {
-            return Err(format!(
-                "acknowledged up to {promised}, but the log ends at {end_of_log}"
-            ));
-        }
-        if clean && !self.marked && self.summary.starts > 1 + self.died {
-            return Err("taken for a clean stop, but there was none".into());
-        }
-        let mut problem = String::new();
-        // Start-ups that died may have left a frame each.
-        for cut in (promised.max(end_of_log.saturating_sub(self.died))..=end_of_log).rev() {
-            for candidate in self.history.worlds_at(cut) {
-                let mut world = candidate.clone();
-                world.publish_all();
-                match check::world(engine, &world, self.sleeps) {
-                    Ok(()) => {
-                        if !clean {
-                            after_unclean_start(&mut world);
-                        }
-                        return Ok(world);
-                    }
-                    Err(found) if problem.is_empty() => {
-                        problem = format!("log ends at {cut}: {found}")
-                    }
-                    Err(_) => {}
-                }
-            }
-        }
-        Err(problem)
-    }
-
-    fn check_recovered(&mut self, engine: &Engine, clean: bool) -> Result<(), String> {
-        check::fork_counts(engine, &self.world, self.sleeps)?;
-        check::walk(engine, &self.world, self.sleeps)?;
-        check::listing(engine, &self.world, self.sleeps)?;
-        check::offsets(engine, &self.world, &self.history, self.sleeps)?;
-        let live: Vec<_> = self.world.live(self.sleeps).cloned().collect();
-        for model in &live {
-            let Ok(Some(stream)) = engine.find(model.path) else {
-                continue;
-            };
-            let tail = engine.visible_tail(&stream.lock());
-            let seen = self.history.highest_epoch_seen(model);
-            if !clean && !model.fsync && tail.epoch <= seen {
-                return Err(format!(
-                    "{}: the tail may be lost, but its epoch is still {}",
-                    model.path, tail.epoch
-                ));
-            }
-            self.history.observe(model, tail, model.pieces.len())?;
         }
         Ok(())
     }

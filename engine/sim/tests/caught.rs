@@ -1,12 +1,14 @@
-//! The test of the tests: each deliberate bug is caught within a bounded number of seeds.
+//! The test of the tests: each deliberate bug is caught within a bounded number of seeds, by a run that passes
+//! without the bug.
 
-use millstream_sim::campaign::first_failure;
+use millstream_core::io::sabotage::Sabotage;
+use millstream_sim::campaign::first_caught;
 use millstream_sim::disk::Lies;
 use millstream_sim::run::Bugs;
 
 fn assert_caught(name: &str, bugs: Bugs, within: u64) {
-    match first_failure(0..within, bugs) {
-        Some(seed) => println!("{name}: caught by seed {seed}"),
+    match first_caught(0..within, bugs) {
+        Some((seed, problem)) => println!("{name}: caught by seed {seed}: {problem}"),
         None => panic!("{name} went unnoticed in {within} seeds"),
     }
 }
@@ -14,6 +16,13 @@ fn assert_caught(name: &str, bugs: Bugs, within: u64) {
 fn lying(lies: Lies) -> Bugs {
     Bugs {
         lies,
+        ..Bugs::default()
+    }
+}
+
+fn sabotaged(sabotage: Sabotage) -> Bugs {
+    Bugs {
+        sabotage: Some(sabotage),
         ..Bugs::default()
     }
 }
@@ -37,6 +46,24 @@ fn a_skipped_directory_sync_is_caught() {
 }
 
 #[test]
+fn a_skipped_sync_of_packs_and_segments_is_caught() {
+    let lies = Lies {
+        skip_cold_sync: true,
+        ..Lies::default()
+    };
+    assert_caught("skip the sync of cold files", lying(lies), 300);
+}
+
+#[test]
+fn a_skipped_sync_of_the_catalog_is_caught() {
+    let lies = Lies {
+        skip_catalog_sync: true,
+        ..Lies::default()
+    };
+    assert_caught("skip the sync of the catalog", lying(lies), 300);
+}
+
+#[test]
 fn an_ignored_write_error_is_caught() {
     let lies = Lies {
         ignore_write_errors: true,
@@ -55,6 +82,15 @@ fn an_ignored_sync_error_is_caught() {
 }
 
 #[test]
+fn a_boot_id_that_stays_through_a_power_cut_is_caught() {
+    let lies = Lies {
+        reuse_boot_id: true,
+        ..Lies::default()
+    };
+    assert_caught("reuse a boot id", lying(lies), 50);
+}
+
+#[test]
 fn an_early_acknowledgement_is_caught() {
     let bugs = Bugs {
         ack_early: true,
@@ -64,10 +100,43 @@ fn an_early_acknowledgement_is_caught() {
 }
 
 #[test]
+fn an_acknowledgement_of_disk_before_the_write_is_caught() {
+    let bugs = Bugs {
+        ack_disk_early: true,
+        ..Bugs::default()
+    };
+    assert_caught("acknowledge disk early", bugs, 50);
+}
+
+#[test]
 fn a_duplicate_answered_before_it_is_durable_is_caught() {
     let bugs = Bugs {
         early_duplicate: true,
         ..Bugs::default()
     };
     assert_caught("answer a duplicate early", bugs, 300);
+}
+
+#[test]
+fn a_dropped_checksum_is_caught() {
+    assert_caught("drop the checksum", sabotaged(Sabotage::DropChecksum), 300);
+}
+
+#[test]
+fn a_group_taken_in_part_is_caught() {
+    assert_caught("split groups", sabotaged(Sabotage::SplitGroups), 1500);
+}
+
+#[test]
+fn trust_in_the_page_cache_is_caught() {
+    assert_caught(
+        "trust the page cache",
+        sabotaged(Sabotage::TrustPageCache),
+        300,
+    );
+}
+
+#[test]
+fn a_loss_without_a_new_epoch_is_caught() {
+    assert_caught("keep the epoch", sabotaged(Sabotage::SilentLoss), 50);
 }

@@ -1,93 +1,74 @@
-//! One fixed workload, broken at every disk call it makes: each call fails in each way, each failure is followed by
-//! a process crash or a power cut, and then by a power cut right after the restart.
+//! One fixed workload in all classes, broken at every disk call it makes: each call fails in each way, each failure
+//! is followed by a process crash or a power cut, and then by a power cut right after the restart.
 
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{append, checkpoint, close, create, life, plan, tail_of};
+use millstream_core::model::Class;
 use millstream_sim::disk::{Call, Failure, Fault};
-use millstream_sim::plan::{End, ForkWish, Life, Op, Plan, ProducerWish};
+use millstream_sim::plan::{End, Op, Plan};
 use millstream_sim::run::{Bugs, run};
 
 /// Every call in optimised builds; unoptimised ones take samples, or they would take minutes.
-const STRIDE: usize = if cfg!(debug_assertions) { 9 } else { 1 };
-
-fn create(path: usize, memory: bool, size: usize, fork: Option<ForkWish>) -> Op {
-    Op::Create {
-        path,
-        json: false,
-        memory,
-        ttl: false,
-        closed: false,
-        size,
-        fork,
-    }
-}
-
-fn append(path: usize, size: usize, seq_step: Option<i64>) -> Op {
-    Op::Append {
-        path,
-        size,
-        producer: seq_step.map(|seq_step| ProducerWish {
-            id: 1,
-            new_epoch: false,
-            seq_step,
-        }),
-        stream_seq: None,
-        close: false,
-    }
-}
-
-fn checkpoint(meanwhile: Vec<Op>) -> Op {
-    Op::Checkpoint {
-        pause_after: 1,
-        meanwhile,
-    }
-}
+const STRIDE: u64 = if cfg!(debug_assertions) { 9 } else { 1 };
+const CALLS_MAX: u64 = 4000;
 
 fn workload() -> Vec<Op> {
-    let tail_of_first = ForkWish {
-        source: 0,
-        boundary: None,
-        sub_offset: 0,
-    };
-    vec![
-        create(0, false, 100, None),
-        create(1, true, 50, None),
+    let mut ops = vec![
+        create(0, Class::Fsync, 100, None),
+        create(1, Class::Memory, 50, None),
+        create(3, Class::Disk, 60, None),
+        create(4, Class::Ephemeral, 70, None),
+        Op::Commit,
         append(0, 700, Some(0)),
         append(1, 80, None),
+        append(3, 90, Some(0)),
+        append(4, 20_000, None),
+        Op::Write,
+        Op::Spill,
         Op::Commit,
         append(0, 33_000, Some(0)),
         append(0, 10, Some(-1)),
+        Op::SlowSync {
+            meanwhile: vec![append(3, 40, Some(0)), Op::Write, append(4, 30, None)],
+        },
         checkpoint(vec![
             append(0, 90, Some(0)),
             append(1, 60, None),
             Op::Commit,
         ]),
-        create(2, false, 20, Some(tail_of_first)),
+    ];
+    ops.extend([
+        create(2, Class::Fsync, 20, tail_of(0)),
         append(2, 300, None),
         Op::Delete { path: 0 },
-        Op::Commit,
-        Op::Append {
+        Op::SetClass {
             path: 1,
-            size: 30,
-            producer: None,
-            stream_seq: Some(1),
-            close: true,
+            class: Class::Fsync,
         },
-        Op::PrepareSpares,
-        checkpoint(vec![append(2, 40, None)]),
-        append(2, 45, Some(0)),
+        Op::SetClass {
+            path: 4,
+            class: Class::Disk,
+        },
+        append(1, 30, None),
+        append(4, 35, None),
+        Op::Write,
+        create(5, Class::Memory, 15, tail_of(4)),
         Op::Commit,
-    ]
-}
-
-fn life(ops: Vec<Op>, fault: Option<Fault>, end: End) -> Life {
-    Life {
-        start_fault: None,
-        start_end: End::PowerCut,
-        stillborn: None,
-        ops,
-        fault,
-        end,
-        clock_set_back_ms: 0,
-    }
+        close(1, 30),
+        Op::PrepareSpares,
+        checkpoint(vec![append(2, 40, None), append(4, 45, None)]),
+        append(2, 45, Some(0)),
+        Op::SetClass {
+            path: 3,
+            class: Class::Memory,
+        },
+        append(3, 25, Some(0)),
+        Op::Commit,
+    ]);
+    ops
 }
 
 /// The fault hits the workload; a restart, a short life, a power cut.
@@ -95,18 +76,19 @@ fn in_the_workload(fault: Fault, end: End) -> Plan {
     let mut second = life(
         vec![
             append(2, 5, Some(0)),
+            append(4, 5, None),
             Op::Commit,
             checkpoint(vec![]),
-            append(1, 7, None),
+            append(3, 7, None),
         ],
         None,
         End::PowerCut,
     );
     second.stillborn = fault.after.is_multiple_of(2).then_some(End::PowerCut);
-    Plan {
-        seed: fault.after,
-        lives: vec![life(workload(), Some(fault), end), second],
-    }
+    plan(
+        fault.after,
+        vec![life(workload(), Some(fault), end), second],
+    )
 }
 
 /// The workload ends in a crash; the fault hits the start that follows.
@@ -114,56 +96,94 @@ fn in_the_start(fault: Fault, end: End) -> Plan {
     let mut second = life(vec![append(2, 5, Some(0)), Op::Commit], None, End::PowerCut);
     second.start_fault = Some(fault);
     second.start_end = end;
-    Plan {
-        seed: fault.after,
-        lives: vec![life(workload(), None, End::PowerCut), second],
-    }
+    plan(
+        fault.after,
+        vec![life(workload(), None, End::PowerCut), second],
+    )
 }
 
-/// Breaks call after call until the fault no longer finds one.
+/// Breaks call after call until the fault no longer finds one. Returns how many there are.
 fn at_every_call(
     call: Option<Call>,
     failure: Failure,
-    plan_for: &dyn Fn(Fault, End) -> Plan,
+    plan_for: &(dyn Fn(Fault, End) -> Plan + Sync),
 ) -> u64 {
-    for after in (0..2000).step_by(STRIDE) {
-        let fault = Fault {
-            after,
-            call,
-            failure,
-        };
-        let mut hit = false;
-        for end in [End::ProcessCrash, End::PowerCut] {
-            match run(&plan_for(fault, end), Bugs::default()) {
-                Ok(summary) => hit |= summary.faults_hit > 0,
-                Err(failed) => panic!(
-                    "{fault:?} then {end:?}: {}\n{}",
-                    failed.problem,
-                    failed.trace.join("\n")
-                ),
+    let (next, calls) = (AtomicU64::new(0), AtomicU64::new(CALLS_MAX));
+    let stop = AtomicBool::new(false);
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            let after = next.fetch_add(STRIDE, Ordering::Relaxed);
+            if !at_call(after, call, failure, plan_for) {
+                calls.fetch_min(after, Ordering::Relaxed);
+                stop.store(true, Ordering::Relaxed);
             }
         }
-        if !hit {
-            return after;
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(work);
+        work();
+        other.join().unwrap_or_else(|panic| {
+            stop.store(true, Ordering::Relaxed);
+            std::panic::resume_unwind(panic)
+        });
+    });
+    let calls = calls.into_inner();
+    assert!(calls < CALLS_MAX, "the workload makes too many calls");
+    calls
+}
+
+/// Whether there was such a call to break.
+fn at_call(
+    after: u64,
+    call: Option<Call>,
+    failure: Failure,
+    plan_for: &(dyn Fn(Fault, End) -> Plan + Sync),
+) -> bool {
+    let fault = Fault {
+        after,
+        call,
+        failure,
+    };
+    let mut hit = false;
+    for end in [End::ProcessCrash, End::PowerCut] {
+        match run(&plan_for(fault, end), Bugs::default()) {
+            Ok(summary) => hit |= summary.faults_hit > 0,
+            Err(failed) => panic!(
+                "{fault:?} then {end:?}: {}\n{}",
+                failed.problem,
+                failed.trace.join("\n")
+            ),
         }
     }
-    panic!("the workload makes too many calls");
+    hit && after < CALLS_MAX
+}
+
+#[test]
+fn the_workload_passes_unharmed() {
+    let unharmed = plan(1, vec![life(workload(), None, End::PowerCut)]);
+    let summary = run(&unharmed, Bugs::default());
+    let summary = summary.unwrap_or_else(|failed| {
+        panic!("{}\n{}", failed.problem, failed.trace.join("\n"));
+    });
+    for tally in summary.tally.classes {
+        assert!(tally.records_acknowledged > 2, "{:?}", summary.tally);
+    }
 }
 
 #[test]
 fn the_machine_goes_off_at_every_call_of_a_workload() {
-    assert!(at_every_call(None, Failure::Off, &in_the_workload) > 80);
+    assert!(at_every_call(None, Failure::Off, &in_the_workload) > 100);
 }
 
 #[test]
 fn every_call_of_a_workload_fails_once() {
-    assert!(at_every_call(None, Failure::Eio, &in_the_workload) > 80);
+    assert!(at_every_call(None, Failure::Eio, &in_the_workload) > 100);
 }
 
 #[test]
 fn every_write_finds_the_disk_full_or_is_short() {
-    assert!(at_every_call(Some(Call::Write), Failure::Enospc, &in_the_workload) > 20);
-    assert!(at_every_call(Some(Call::Write), Failure::Short, &in_the_workload) > 20);
+    assert!(at_every_call(Some(Call::Write), Failure::Enospc, &in_the_workload) > 30);
+    assert!(at_every_call(Some(Call::Write), Failure::Short, &in_the_workload) > 30);
 }
 
 #[test]

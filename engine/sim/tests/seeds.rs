@@ -1,7 +1,9 @@
 //! Seeds: every run is another history of crashes. `MILLSTREAM_SIM_SEEDS` = how many, `MILLSTREAM_SIM_SEED` = this one.
 
-use millstream_sim::campaign::{run_seed, setting};
-use millstream_sim::run::Bugs;
+use millstream_core::model::Class;
+use millstream_sim::campaign::{run_seed, run_seeds, setting};
+use millstream_sim::run::{Bugs, Summary};
+use millstream_sim::tally::{CLASSES, Losses, Way};
 
 /// Unoptimised builds run about ten times slower; `make test` runs this crate optimised.
 const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
@@ -13,16 +15,44 @@ fn nothing_promised_is_lost_in_any_seed() {
         return;
     }
     let count = setting("MILLSTREAM_SIM_SEEDS").unwrap_or(SEEDS);
-    let mut faults_hit = 0;
-    for seed in 0..count {
-        match run_seed(seed, Bugs::default()) {
-            Ok(summary) => faults_hit += summary.faults_hit,
-            Err(report) => panic!("{report}"),
-        }
-    }
+    let outcome = run_seeds(0, count, None);
+    assert!(outcome.failures == 0, "{}", outcome.reports.join("\n"));
     // A harness that injects nothing proves nothing.
+    let Summary {
+        faults_hit,
+        damages,
+        damages_refused,
+        tally,
+        ..
+    } = outcome.summary;
     assert!(
         faults_hit * 4 > count,
         "{faults_hit} faults in {count} seeds"
     );
+    assert!(
+        damages > damages_refused && damages_refused > 0,
+        "{damages_refused} of {damages} flipped bits refused"
+    );
+    for class in CLASSES {
+        let of_class = tally.classes[class as usize];
+        assert!(
+            of_class.records_acknowledged > count,
+            "{class:?}: {of_class:?}"
+        );
+        let lost = |way: Way| of_class.by_way[way as usize].records_lost > 0;
+        let lost = [Way::Clean, Way::Kill, Way::PowerCut].map(lost);
+        // Clean stop, kill, power cut: exactly where the class may lose, it is seen to lose, and never elsewhere.
+        let may_lose = match class {
+            Class::Ephemeral => [true, true, true],
+            Class::Memory => [false, true, true],
+            Class::Disk => [false, false, true],
+            _ => [false, false, false],
+        };
+        assert_eq!(lost, may_lose, "{class:?}: {of_class:?}");
+        let unreported = |losses: &Losses| losses.reported < losses.streams_with_loss;
+        assert!(
+            !of_class.by_way.iter().any(unreported),
+            "{class:?}: {of_class:?}"
+        );
+    }
 }

@@ -18,6 +18,7 @@ use crate::codec::{
 };
 use crate::config::Config;
 use crate::error::EngineError;
+use crate::io::sabotage::{self, Sabotage};
 use crate::io::{BootId, Disk, DiskFile, Doors, OpenMode, read_up_to_at, write_all_at};
 use crate::limits::{BATCH_MAX_BYTES, OPEN_FILES_MAX, WAL_FIRST_FILE_BYTES};
 use crate::log::catalog::{CATALOG_FILE, Catalog};
@@ -577,10 +578,9 @@ fn whole_groups<'b>(bytes: &'b [u8], generation: u64, header: &BatchHeader) -> B
         }
     }
     let whole = frames.len() == header.frames as usize && at == header.frame_bytes as usize;
-    while frames
-        .last()
-        .is_some_and(|(frame, _)| frame.flags & FLAG_MORE != 0)
-    {
+    while frames.last().is_some_and(|(frame, _)| {
+        frame.flags & FLAG_MORE != 0 && !sabotage::is(Sabotage::SplitGroups)
+    }) {
         frames.pop();
     }
     BatchFrames {
@@ -689,7 +689,10 @@ fn begin_new_file(
     let now_ms = doors.clock.wall_ms();
     let mut losses = last.losses;
     let epoch = (last.highest_epoch + 1).max(now_ms);
-    let loss = last.ended.loss(epoch);
+    let mut loss = last.ended.loss(epoch);
+    if sabotage::is(Sabotage::SilentLoss) {
+        loss.epoch = 0;
+    }
     losses.add(loss);
     let copied: u64 = scan.unproven.iter().map(|(_, raw)| raw.len() as u64).sum();
     let generation = scan.highest_generation + 1;
@@ -710,6 +713,9 @@ fn begin_new_file(
     let mut first = 0;
     let mut frames = 0;
     for (sequence, raw) in &scan.unproven {
+        if sabotage::is(Sabotage::TrustPageCache) {
+            break;
+        }
         if frames == 0 {
             batch.clear();
             batch.resize(BATCH_HEADER_BYTES, 0);

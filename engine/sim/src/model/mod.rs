@@ -1,96 +1,41 @@
 //! The oracle: what the operations mean, written down a second time, small and without any I/O.
 //!
-//! A [`World`] is the state of all streams after some operations. It knows nothing of logs, batches or files; the
-//! only traces of durability are which part of a stream readers may see, and how often its tail may have been lost.
+//! A [`World`] is the state of all streams after some operations. It knows nothing of batches or files; the only
+//! traces of durability are which watermark each append waits for, and the epoch of each tail.
 //!
 //! Invariants
 //! - `I-WORLD-1` A stream's pieces are its appends, in order, byte for byte, a fork's inherited ones included.
 //! - `I-WORLD-2` A stream that is dead and needed by no fork is not in the world.
 
+mod stream;
+
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use millstream_core::error::ErrorCode;
+use millstream_core::model::{Class, Gate, Stage};
 
-/// One append as it is stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    pub bytes: Arc<[u8]>,
-    pub records: u64,
+pub use self::stream::{Piece, Producer, StreamModel, Tag};
+
+/// The log's watermarks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    pub written: u64,
+    pub synced: u64,
 }
 
-impl Piece {
-    pub fn new(bytes: &[u8], records: u64) -> Piece {
-        Piece {
-            bytes: bytes.into(),
-            records,
+impl Marks {
+    /// Everything has come as far as it can: what a start leaves.
+    pub const ALL: Marks = Marks {
+        written: u64::MAX,
+        synced: u64::MAX,
+    };
+
+    pub fn reach(self, gate: Gate) -> bool {
+        match gate.stage {
+            Stage::Applied => true,
+            Stage::Written => gate.sequence <= self.written,
+            Stage::Synced => gate.sequence <= self.synced,
         }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Producer {
-    pub epoch: u64,
-    pub seq: u64,
-    /// How often the stream's tail may have been lost when this producer wrote last.
-    pub losses: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tag {
-    pub id: u8,
-    pub epoch: u64,
-    pub seq: u64,
-}
-
-#[derive(Clone, Debug)]
-pub struct StreamModel {
-    pub id: u64,
-    pub path: &'static str,
-    pub json: bool,
-    /// `false` = memory: acknowledged before it is in any file.
-    pub fsync: bool,
-    pub ttl: bool,
-    /// How many long sleeps there had been when it was created; it lives through none.
-    pub born_in_sleep: u64,
-    pub deleted: bool,
-    pub closed: bool,
-    pub closed_by: Option<Tag>,
-    pub source: Option<u64>,
-    pub ever_forked: bool,
-    pub pieces: Vec<Piece>,
-    /// Pieces and close that readers may see.
-    pub visible: usize,
-    pub visible_closed: bool,
-    pub producers: BTreeMap<u8, Producer>,
-    pub stream_seq: Option<Vec<u8>>,
-    pub losses: u64,
-}
-
-impl StreamModel {
-    pub fn bytes_of(&self, pieces: usize) -> u64 {
-        let whole = self.pieces[..pieces].iter();
-        whole.map(|piece| piece.bytes.len() as u64).sum()
-    }
-
-    pub fn records_of(&self, pieces: usize) -> u64 {
-        self.pieces[..pieces]
-            .iter()
-            .map(|piece| piece.records)
-            .sum()
-    }
-
-    pub fn tail(&self) -> u64 {
-        self.bytes_of(self.pieces.len())
-    }
-
-    pub fn expired(&self, sleeps: u64) -> bool {
-        self.ttl && self.born_in_sleep < sleeps
-    }
-
-    pub fn publish(&mut self) {
-        self.visible = self.pieces.len();
-        self.visible_closed = self.closed;
     }
 }
 
@@ -194,10 +139,6 @@ impl World {
         gone.iter().for_each(|id| drop(self.streams.remove(id)));
     }
 
-    pub fn publish_all(&mut self) {
-        self.streams.values_mut().for_each(StreamModel::publish);
-    }
-
     /// The protocol's answer to an append, in its order of precedence.
     pub fn judge(&self, path: &str, wish: &AppendWish, sleeps: u64) -> Outcome {
         let stream = match (self.standing(path, sleeps), self.at(path)) {
@@ -228,37 +169,50 @@ impl World {
         }
     }
 
-    /// Does what an accepted append does, all of it at once.
-    pub fn append(&mut self, path: &str, wish: &AppendWish) {
+    /// Does what an accepted append does, all of it at once. `sequence` is that of its frame, if it has one.
+    pub fn append(&mut self, path: &str, wish: &AppendWish, sequence: u64, marks: Marks) {
         let Some(stream) = self.at_mut(path) else {
             return;
         };
-        stream.pieces.extend(wish.piece.clone());
+        // Behind a change of what the stream is, everything waits for that change.
+        let stage = if wish.close || stream.control > marks.synced {
+            Stage::Synced
+        } else {
+            stream.class.stage()
+        };
+        let volatile = stream.class == Class::Ephemeral;
+        let gate = Gate { sequence, stage };
+        stream.pieces.extend(wish.piece.clone().map(|piece| Piece {
+            gate,
+            volatile,
+            ..piece
+        }));
         if let Some(tag) = wish.tag {
             let state = Producer {
                 epoch: tag.epoch,
                 seq: tag.seq,
-                losses: stream.losses,
+                stream_epoch: stream.epoch,
             };
             stream.producers.insert(tag.id, state);
         }
         if wish.stream_seq.is_some() {
             stream.stream_seq.clone_from(&wish.stream_seq);
         }
+        if !volatile || wish.close {
+            stream.newest = sequence;
+        }
         if wish.close {
             stream.closed = true;
             stream.closed_by = wish.tag;
-        }
-        if !stream.fsync && !wish.close {
-            stream.publish();
+            stream.control = sequence;
+            stream.close_gate = gate;
         }
     }
 }
 
 fn judge_producer(stream: &StreamModel, tag: Tag) -> Outcome {
     let Some(known) = stream.producers.get(&tag.id) else {
-        let lost = !stream.fsync && stream.losses > 0;
-        return if tag.seq == 0 || lost {
+        return if tag.seq == 0 || stream.epoch > stream.id {
             Outcome::Accept
         } else {
             Outcome::Refuse(ErrorCode::ProducerGap)
@@ -267,7 +221,9 @@ fn judge_producer(stream: &StreamModel, tag: Tag) -> Outcome {
     if tag.epoch < known.epoch {
         return Outcome::Refuse(ErrorCode::ProducerFenced);
     }
-    if !stream.fsync && known.losses < stream.losses {
+    // Whoever may have lost something is taken at its word; a strong stream still knows its repetitions.
+    let lost = known.stream_epoch < stream.epoch;
+    if lost && (stream.is_weak() || tag.epoch > known.epoch || tag.seq > known.seq) {
         return Outcome::Accept;
     }
     if tag.epoch > known.epoch {
