@@ -30,6 +30,8 @@ pub struct Bugs {
     pub ack_early: bool,
     /// Clients of `disk` streams hear of success when it is staged, not when it is written.
     pub ack_disk_early: bool,
+    /// The clock for `disk` streams runs a thousand times too slow.
+    pub slow_disk_clock: bool,
     /// A duplicate is answered before the original is synced.
     pub early_duplicate: bool,
     /// A bug inside the engine.
@@ -112,14 +114,15 @@ impl SinceStart {
     }
 }
 
-pub fn config() -> Config {
+pub fn config(bugs: Bugs) -> Config {
+    let slowness = if bugs.slow_disk_clock { 1000 } else { 1 };
     Config {
         listen: false,
         reactors: 1,
         // As small as it can be: a full batch and a reserve.
         wal_file_bytes: 0,
         append_max_bytes: 1 << 20,
-        disk_sync_ms: DISK_SYNC_MS,
+        disk_sync_ms: DISK_SYNC_MS * slowness,
         ephemeral_bytes_max: EPHEMERAL_BYTES,
         ..Config::default()
     }

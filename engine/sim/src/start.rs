@@ -24,7 +24,7 @@ impl Sim {
             disk: machine.disk(),
             boot_id: self.boot_known.then(|| machine.boot_id()),
         };
-        Engine::open(config(), doors, &mut |_| {}).map_err(|error| error.to_string())
+        Engine::open(config(self.bugs), doors, &mut |_| {}).map_err(|error| error.to_string())
     }
 
     pub fn start(&mut self, fault: Option<Fault>, end: End) -> Result<(), String> {

@@ -114,17 +114,12 @@ fn a_duplicate_answered_before_it_is_durable_is_caught() {
         early_duplicate: true,
         ..Bugs::default()
     };
-    assert_caught("answer a duplicate early", bugs, 300);
+    assert_caught("answer a duplicate early", bugs, 1000);
 }
 
 #[test]
 fn a_dropped_checksum_is_caught() {
     assert_caught("drop the checksum", sabotaged(Sabotage::DropChecksum), 300);
-}
-
-#[test]
-fn a_group_taken_in_part_is_caught() {
-    assert_caught("split groups", sabotaged(Sabotage::SplitGroups), 1500);
 }
 
 #[test]
@@ -139,4 +134,23 @@ fn trust_in_the_page_cache_is_caught() {
 #[test]
 fn a_loss_without_a_new_epoch_is_caught() {
     assert_caught("keep the epoch", sabotaged(Sabotage::SilentLoss), 50);
+}
+
+#[test]
+fn bytes_shown_before_they_are_synced_are_caught() {
+    assert_caught("show early", sabotaged(Sabotage::ShowEarly), 50);
+}
+
+#[test]
+fn an_append_that_overtakes_a_change_of_class_is_caught() {
+    assert_caught("forget control", sabotaged(Sabotage::ForgetControl), 50);
+}
+
+#[test]
+fn a_disk_stream_that_is_not_synced_in_time_is_caught() {
+    let bugs = Bugs {
+        slow_disk_clock: true,
+        ..Bugs::default()
+    };
+    assert_caught("let the disk clock run late", bugs, 100);
 }

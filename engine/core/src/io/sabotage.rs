@@ -17,6 +17,10 @@ pub enum Sabotage {
     TrustPageCache,
     /// No start begins a new epoch.
     SilentLoss,
+    /// Readers see an append as soon as it is staged.
+    ShowEarly,
+    /// Appends do not wait for the create or the change of class in front of them.
+    ForgetControl,
 }
 
 #[cfg(feature = "sabotage")]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind};
 use crate::error::ErrorCode;
+use crate::io::sabotage::{self, Sabotage};
 use crate::metrics::Counter;
 use crate::model::{Class, Gate, Offset, Stage};
 use crate::refusal::Refusal;
@@ -191,7 +192,7 @@ impl Engine {
         }
         append.sequence = sequence;
         state.apply_append(&append);
-        if stage == Stage::Applied {
+        if stage == Stage::Applied || sabotage::is(Sabotage::ShowEarly) {
             state.publish_applied();
         }
         self.hot_counter(state).add(append.payload.len() as u64);

@@ -59,6 +59,7 @@ impl Sim {
                     offset: fork.offset,
                     sub_offset: fork.sub_offset,
                 }),
+                received_ms: 0,
             };
             Ok(engine.create(path, &request, &body, engine.now_ms()))
         })?;
