@@ -31,7 +31,16 @@ from millstream.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DURABILITY_CLASSES: Final = ("ephemeral", "memory", "disk", "fsync", "quorum", "object")
+DURABILITY_HELP: Final = {
+    "ephemeral": "only in this process: every restart loses the records, never the stream",
+    "memory": "acknowledged before it is written; a crash may lose the last records",
+    "disk": "acknowledged when written; survives kill -9, a power cut costs some milliseconds",
+    "fsync": "acknowledged when synced to disk; nothing is lost",
+    "quorum": "synced by a majority of servers; not offered yet",
+    "object": "stored in an object store; not offered yet",
+}
+"""What an acknowledgement means, one line per class; shown by `--help`."""
+DURABILITY_CLASSES: Final = tuple(DURABILITY_HELP)
 ENVIRONMENT_PREFIX: Final = "MILLSTREAM_"
 CONFIG_FILE_NAME: Final = "millstream.toml"
 DEFAULT_URL: Final = "http://127.0.0.1:4437"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from millstream import errors
+from millstream.settings import DURABILITY_HELP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,8 @@ EXIT_CODES: Final = {
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",
 }
 
+CLASSES_HELP: Final = "\n".join(f"  {name:<11}{text}" for name, text in DURABILITY_HELP.items())
+"""The classes, for the help of the commands that take one."""
 COMPLETION_SECONDS: Final = 0.3
 CONTENT_TYPE_NAMES: Final = {
     "json": "application/json",

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from millstream.cli.context import CLASSES_HELP
 from millstream.settings import CONFIG_FILE_NAME, TABLE, Kind, Setting, load_settings
 
 EPILOG = """\b
@@ -22,8 +23,11 @@ Examples:
   MILLSTREAM_PORT=8080 millstream serve                 every flag is also a variable
   millstream serve --config /etc/millstream.toml        or a line of a file
 \b
+Durability, per stream; --durability is for streams that ask for none:
+{classes}
+\b
 A flag beats the environment, the environment beats the file, the file beats the default.
-Stop it with Ctrl-C or SIGTERM: what was acknowledged is safe.
+Stop it with Ctrl-C or SIGTERM: what was acknowledged is safe, but for ephemeral records.
 """
 _METAVARS = {
     Kind.TEXT: "TEXT",
@@ -80,7 +84,7 @@ serve = ServeCommand(
     "serve",
     callback=run_serve,
     help=run_serve.__doc__,
-    epilog=EPILOG,
+    epilog=EPILOG.format(classes=CLASSES_HELP),
     params=[
         *(option_for(row) for row in TABLE if row.serve),
         click.Option(

@@ -1,4 +1,4 @@
-"""`millstream stream create|list|info|close|remove`: what exists, and its configuration.
+"""`millstream stream create|list|info|set|close|remove`: what exists, and its configuration.
 
 Where it sits: a thin layer over `Client` and `Stream`.
 """
@@ -14,6 +14,7 @@ import click
 from millstream import errors
 from millstream.cli import render
 from millstream.cli.context import (
+    CLASSES_HELP,
     App,
     client_options,
     complete_stream,
@@ -28,11 +29,15 @@ from millstream.types import StreamInfo
 @click.group()
 @client_options
 def stream() -> None:
-    """Create, list, describe, close and remove streams."""
+    """Create, list, describe, change, close and remove streams."""
 
 
 @stream.command(
-    epilog="""\b
+    epilog=f"""\b
+Durability:
+{CLASSES_HELP}
+
+\b
 Examples:
   millstream stream create chat/42
   millstream stream create shop/orders --content-type json
@@ -49,7 +54,11 @@ Examples:
 )
 @click.option("--ttl", metavar="TIME", help="Remove it when unused for so long, e.g. 90s, 2h, 7d.")
 @click.option("--expires-at", metavar="TIME", help="Remove it then, e.g. 2030-01-01T00:00:00Z.")
-@click.option("--durability", type=click.Choice(DURABILITY_CLASSES), help="Class of the stream.")
+@click.option(
+    "--durability",
+    type=click.Choice(DURABILITY_CLASSES),
+    help="Class of the stream, see below.  [default the server's]",
+)
 @click.option("--fork-from", metavar="STREAM", help="Share the records of this stream.")
 @click.option("--fork-offset", metavar="OFFSET", help="Share them up to here.  [default its tail]")
 @click.option("--fork-sub-offset", type=int, help="Bytes or JSON records past the fork offset.")
@@ -126,6 +135,37 @@ def info(app: App, path: str) -> None:
         app.result(_document(found))
     else:
         render.print_info(found, sys.stdout)
+
+
+@stream.command(
+    name="set",
+    epilog=f"""\b
+Durability:
+{CLASSES_HELP}
+
+Records keep at least what they were promised. A stronger class covers the old records too.
+
+\b
+Examples:
+  millstream stream set metrics/cpu --durability memory
+  millstream stream set shop/orders --durability fsync
+""",
+)
+@click.argument("path", shell_complete=complete_stream)
+@click.option(
+    "--durability",
+    type=click.Choice(DURABILITY_CLASSES),
+    required=True,
+    help="Its class from now on.",
+)
+@client_options
+@click.pass_obj
+def set_stream(app: App, path: str, durability: str) -> None:
+    """Change the durability class of a stream, while it is used."""
+    with app.connect() as client:
+        changed = client.stream(path).set_durability(durability)
+    app.result(_document(changed))
+    say(f"stream `{changed.path}` has durability `{changed.durability}`")
 
 
 @stream.command()

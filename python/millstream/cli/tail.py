@@ -16,6 +16,7 @@ from millstream.cli.read import warn_of_gap
 
 if TYPE_CHECKING:
     from millstream.errors import MillstreamError
+    from millstream.types import Gap
 
 DEFAULT_COUNT = 10
 
@@ -69,7 +70,7 @@ def tail(
             offset,
             since=None if since is None else since_value(since),
             tail=tail_count,
-            gaps=warn_of_gap,
+            gaps=notices.gap,
             mode=mode,
             on_reconnect=notices.lost,
             on_resume=notices.resumed,
@@ -82,16 +83,22 @@ def tail(
 
 
 class Notices:
-    """Says once that the connection is lost, and once that it is back."""
+    """Says once that the connection is lost, and once that it is back; tells every gap."""
 
     def __init__(self) -> None:
         self._lost = False
+        self._missed = False
 
     def lost(self, error: MillstreamError, _: float) -> None:
         if not self._lost:
             warn(f"connection lost, resuming: {error.message}")
         self._lost = True
+        self._missed = False
+
+    def gap(self, gap: Gap) -> None:
+        self._missed = True
+        warn_of_gap(gap)
 
     def resumed(self) -> None:
         self._lost = False
-        warn("connection is back, nothing was missed")
+        warn("connection is back" if self._missed else "connection is back, nothing was missed")

@@ -212,7 +212,9 @@ class AsyncStream:
     ) -> AsyncIterator[Record]:
         """The records from `offset` (default: the start) to the tail.
 
-        Instead of an offset: `since` (a time), or `tail` (the last N records).
+        Instead of an offset: `since` (a time), or `tail` (the last N records). `gaps` says what to
+        do where records are, or may be, missing: raise `GapError` ("raise"), go on with a record
+        that has `.gap` set ("record"), or call a function with the `Gap` and go on.
         """
         async for batch in self.read_batches(offset, since=since, tail=tail, gaps=gaps):
             for record in batch.records:
@@ -246,8 +248,8 @@ class AsyncStream:
         """The records from `offset` (default: the start) and every later one as it comes.
 
         Ends when the stream is closed and read to its end. Resumes by itself when the connection
-        breaks (`on_reconnect(error, wait_seconds)` and
-        `on_resume()` are told). Use `async with` or call
+        breaks (`on_reconnect(error, wait_seconds)` and `on_resume()` are told). `gaps` as for `read`.
+        Use `async with` or call
         `aclose()` to let go of the connection after leaving the loop early.
         """
         follow = self._follow(wire.Start(offset, since, tail), gaps, mode, on_reconnect, on_resume)
@@ -271,6 +273,14 @@ class AsyncStream:
     async def close(self) -> str:
         """Close the stream for ever: readers see its end, nobody can append. Returns the tail."""
         return await self._run(self._operations.close(self.path))
+
+    async def set_durability(self, durability: Durability | str) -> StreamInfo:
+        """Give the stream another durability class; returns what the server says about it then.
+
+        What was written keeps at least the promise it was written under. A stronger class holds for
+        the old records too, as soon as this returns.
+        """
+        return await self._run(self._operations.set_durability(self.path, durability))
 
     async def delete(self) -> None:
         await self._run(self._operations.delete(self.path))

@@ -197,11 +197,8 @@ class Follow(Reader):
     def checked(self, request: Request, response: Response) -> Response:
         if response.status >= 300:
             raise error_from_response(request, response, self.path)
-        resumed = self.heard and self.failures > 0
         self.heard = True
         self.failures = 0
-        if resumed and self.on_resume is not None:
-            self.on_resume()
         self.operations.learn(response)
         return response
 
@@ -209,7 +206,11 @@ class Follow(Reader):
         request = self.page_request()
         response: Response = yield Call(request, self.operations.timeout_seconds)
         before = self.offset
+        resumed = self.heard and self.failures > 0
         batch = self.accept(self.checked(request, response))
+        if resumed and self.on_resume is not None:
+            # Told after `accept`, so that a caller who was told of a gap knows it by now.
+            self.on_resume()
         self.finished = batch.closed
         self.live = batch.up_to_date or (batch.offset == before and not batch.records)
         if batch.records or batch.closed:

@@ -166,6 +166,13 @@ class Operations:
             self.extended = False
         return wire.info_from_head(path, response)
 
+    def set_durability(self, path: str, durability: str) -> Steps[StreamInfo]:
+        """Change the class; to the class that a stream has, it does nothing, so it may be repeated."""
+        yield from self.require_extended(path, "changing the durability of a stream")
+        request = wire.change_request(self.endpoint, path, durability)
+        response = yield from self.call(request, path, safe=True)
+        return wire.parse_entry(response)
+
     def delete(self, path: str) -> Steps[None]:
         request = Request("DELETE", wire.stream_target(self.endpoint, path))
         yield from self.call(request, path, safe=True, done_if_lost=(404, 410))

@@ -370,6 +370,20 @@ def info_from_head(path: str, response: Response) -> StreamInfo:
     )
 
 
+def change_request(endpoint: Endpoint, path: str, durability: str) -> Request:
+    target = endpoint.prefix + LIST_PATH + "/" + quote(path, safe=_PATH_SAFE)
+    body = _encode_json({"durability": durability}).encode("utf-8")
+    return Request("PATCH", target, (("Content-Type", "application/json"),), body)
+
+
+def parse_entry(response: Response) -> StreamInfo:
+    """One stream as the server's listing describes it."""
+    try:
+        return _info_from_listing(json.loads(response.body))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProtocolError(f"the server described a stream in no known way: {error!r}") from error
+
+
 def list_request(endpoint: Endpoint, prefix: str, after: str, limit: int) -> Request:
     query = [("prefix", prefix), ("limit", str(limit))]
     if after:
