@@ -334,3 +334,55 @@ def test_people_get_words_and_colours(cli: Cli, path: str) -> None:
     assert on_a_terminal(cli, "read", path) == (0, "\x1b[36m1\x1b[0m\n")
     cli.environment["NO_COLOR"] = "1"
     assert on_a_terminal(cli, "read", path) == (0, "1\n")
+
+
+def test_the_class_of_a_stream_is_chosen_shown_and_changed(cli: Cli, path: str) -> None:
+    cli.out("stream", "create", path, "--durability", "disk")
+    assert b"\tdisk\t" in cli.out("stream", "list", path)
+    assert b"durability:    disk\n" in cli.out("stream", "info", path)
+    assert cli.out("stream", "set", path, "--durability", "memory") == b""
+    changed = json.loads(cli.out("stream", "set", path, "--durability", "ephemeral", "--json"))
+    assert (changed["path"], changed["durability"]) == (path, "ephemeral")
+    assert b"\tephemeral\t" in cli.out("stream", "list", path)
+    other = cli("stream", "create", path, "--durability", "fsync")
+    assert (other.returncode, other.stdout) == (4, b"")
+    needs = cli("stream", "set", path, "--durability", "quorum")
+    assert needs.returncode == 1
+    assert needs.stderr.startswith(b"error: the class quorum needs a cluster"), needs
+    assert b"hint: this server offers ephemeral" in needs.stderr
+    assert cli("stream", "set", f"{path}/missing", "--durability", "disk").returncode == 3
+    assert cli("stream", "set", path).returncode == 2
+    for command in (["stream", "create"], ["stream", "set"], ["serve"]):
+        text = cli.out(*command, "--help").decode()
+        for name in ("ephemeral", "memory", "disk", "fsync", "quorum", "object"):
+            assert f"\n    {name} " in text, (command, name)
+
+
+def test_read_and_tail_tell_a_gap_on_stderr(
+    server: Server,
+    tmp_path: Path,
+    path: str,
+    started: Callable[[subprocess.Popen[bytes]], subprocess.Popen[bytes]],
+) -> None:
+    server.flags = ("--port", str(server.port))
+    cli = Cli(server.url, tmp_path)
+    cli.out("stream", "create", path, "--content-type", "json", "--durability", "ephemeral")
+    cli.out("append", path, "1")
+    tail = json.loads(cli.out("stream", "info", path, "--json"))["tail"]
+    process = started(cli.start("tail", path, "--from", "-1"))
+    assert line_of(process.stdout) == b"1\n"
+    server.kill()
+    assert line_of(process.stderr).startswith(b"warning: connection lost, resuming: ")
+    server.restart()
+    gap = line_of(process.stderr)
+    assert gap.startswith(f"warning: records are missing between {tail} and ".encode()), gap
+    assert gap.endswith(b" (reason: crash)\n")
+    assert line_of(process.stderr) == b"warning: connection is back\n"
+    cli.out("append", path, "2")
+    assert line_of(process.stdout) == b"2\n"
+    read = cli("read", path, "--from", tail)
+    assert (read.returncode, read.stdout, read.stderr) == (0, b"2\n", gap)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE_S) == 130
+    assert process.stderr is not None
+    assert process.stderr.read() == b""

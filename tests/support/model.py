@@ -1,7 +1,8 @@
 """A stream as the protocol describes it, small enough to be right by reading.
 
 The oracle of the property tests: every answer of the server is compared with what this says. It knows
-nothing of offsets but their order, nothing of disks, and nothing of time.
+nothing of offsets but their order, nothing of disks, and nothing of time. What a restart may cost a
+class is in `lose`: it leaves the model with what the server says it still has, if that is allowed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ class ModelStream:
     closed_by: tuple[str, int, int] | None = None
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)
     stream_seq: str | None = None
+    durability: str = "fsync"
+    safe: int = 0
+    """How many appends have been promised to survive kill -9."""
+    lossy: bool = False
+    """A tail may have been lost once: from then on producers and `Stream-Seq` are not foretold."""
+    lost_offsets: list[tuple[str, int]] = field(default_factory=list)
+    """Offsets whose append was lost, with the number of appends that were kept instead."""
 
     @property
     def content(self) -> bytes:
@@ -39,6 +47,33 @@ class ModelStream:
     def content_after(self, index: int) -> bytes:
         """What stands behind the offset that the append with this index was answered with."""
         return b"".join(self.appends[index:])
+
+    @property
+    def is_weak(self) -> bool:
+        return self.durability in ("ephemeral", "memory")
+
+    def set_durability(self, durability: str) -> None:
+        """What is there already is as safe as the stronger of the two classes makes it."""
+        was_weak, self.durability = self.is_weak, durability
+        if not (was_weak and self.is_weak):
+            self.safe = len(self.appends)
+
+    def loses(self, *, kill: bool) -> bool:
+        """Whether a restart may cost the tail; where it may not, all that is there is safe then."""
+        may = self.durability == "ephemeral" or (kill and self.durability == "memory")
+        if not may:
+            self.safe = len(self.appends)
+        return may
+
+    def lose(self, content: bytes) -> None:
+        """Take what is left after a possible loss: a prefix, and at least what was promised."""
+        kept = self.safe
+        while b"".join(self.appends[:kept]) != content:
+            kept += 1
+            assert kept <= len(self.appends), (content, self.appends, self.safe)
+        self.lost_offsets += [(offset, kept) for offset in self.offsets[kept:]]
+        del self.appends[kept:], self.offsets[kept:]
+        self.safe, self.lossy = kept, True
 
     def apply(self, request: Append) -> tuple[int, str | None]:
         """Status and, for a refusal, its code. Changes the stream exactly when the append is taken."""
@@ -94,3 +129,5 @@ class ModelStream:
             self.stream_seq = request.stream_seq
         if request.close:
             self.closed, self.closed_by = True, request.producer
+        if not self.is_weak:
+            self.safe = len(self.appends)

@@ -128,7 +128,7 @@ def test_completion_of_commands(
     monkeypatch.setenv("COMP_CWORD", "2")
     assert main([]) == 0
     found = {line.partition(",")[2] for line in capsys.readouterr().out.split()}
-    assert found == {"create", "list", "info", "close", "remove"}
+    assert found == {"create", "list", "info", "set", "close", "remove"}
 
 
 def test_times_of_day_and_durations() -> None:

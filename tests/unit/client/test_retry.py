@@ -274,6 +274,40 @@ def test_a_durability_that_is_not_confirmed_is_an_error() -> None:
             client.create("a", durability="memory")
 
 
+def test_a_change_of_class_is_not_sent_to_a_server_that_has_none() -> None:
+    def foreign(peer: Peer) -> None:
+        assert peer.read().method == "HEAD"
+        peer.answer(200, headers={**HEAD, "Content-Length": "0"})
+        peer.wait_closed()
+
+    with ScriptedServer(foreign) as server, connect(server.url) as client:
+        with pytest.raises(errors.NotSupported, match="durability"):
+            text_stream(client).set_durability("disk")
+        client.close()
+
+
+def test_a_change_of_class_is_repeated_until_it_is_answered() -> None:
+    seen: list[Seen] = []
+
+    def lost(peer: Peer) -> None:
+        peer.read()
+        peer.send(b"HTTP/1.1 200 OK\r\nStream-Incarnation: i\r\nStream-Next-Offset: 0_1\r\n\r\n")
+        seen.append(peer.read())
+        peer.reset()
+
+    def answered(peer: Peer) -> None:
+        seen.append(peer.read())
+        entry = b'{"path":"a/b c","content_type":"text/plain","tail":"0_1","durability":"disk"}'
+        peer.answer(200, entry, {"Content-Type": "application/json"})
+
+    with ScriptedServer(lost, answered) as server, connect(server.url) as client:
+        info = client.stream("a/b c").set_durability("disk")
+    assert (info.path, info.durability, info.tail) == ("a/b c", "disk", "0_1")
+    for request in seen:
+        assert (request.method, request.target) == ("PATCH", "/-/api/streams/a/b%20c")
+        assert request.body == b'{"durability":"disk"}'
+
+
 def test_a_closed_client_says_so() -> None:
     client = connect("http://127.0.0.1:1")
     client.close()
