@@ -18,10 +18,12 @@
         for record in orders.follow(tail=10):          # the last ten, then live, for ever
             print(record.value)
 
+        orders.set_durability("disk")                  # another promise from now on
         orders.info(); orders.close(); orders.delete()
         for info in client.list(prefix="shop/"):
             print(info.path, info.tail)
 
+A range that is missing raises `GapError`; `gaps="record"` or `gaps=function` read on instead.
 The same with `await` and `async for`: `millstream.aio.connect(url)`. Errors are in
 `millstream.errors`, all below `MillstreamError`.
 

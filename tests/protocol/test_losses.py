@@ -130,6 +130,15 @@ def test_a_possible_loss_is_told_to_whoever_comes_back(server: Server, api: Api,
     assert b"0,1,2,".startswith(kept)
     gap = Gap.of(api.get(path, offset=tail))
     assert gap == Gap(tail, head, "crash", certain=kept != b"0,1,2,")
+    # Also to a reader that had not come so far, and while nothing follows the loss yet.
+    for offset, expected in (("-1", kept), (middle, kept[4:])):
+        body, gaps = read_through(api, path, offset)
+        assert (body, [(gap.end, gap.reason) for gap in gaps]) == (expected, [(head, "crash")])
+        with EventStream.open(api, path, offset) as events:
+            told = [event.json() for event in events.until_up_to_date() if event.kind == "control"]
+        found = [gap for gap in map(Gap.of_control, told) if gap is not None]
+        assert [gap.end for gap in found] == [head]
+        assert told[-1]["streamNextOffset"] == head
     after = api.post(path, b"3,").offset
     assert read_through(api, path, tail) == (b"3,", [gap])
     body, gaps = read_through(api, path, middle)
@@ -248,8 +257,10 @@ def test_close_and_delete_never_come_back(
     for stream, content in ((closed, b"body"), (ended, b"bodyend")):
         assert api.post(stream, b"more").code == "stream_closed"
         body, _ = read_through(api, stream)
-        read = api.get(stream)
-        assert (read["stream-closed"], read["stream-durability"]) == ("true", name)
+        head = api.head(stream)
+        assert (head["stream-closed"], head["stream-durability"]) == ("true", name)
+        ended_here = api.get(stream, offset=head.offset)
+        assert (ended_here["stream-closed"], ended_here.body) == ("true", b"")
         if name in SURVIVES_KILL:
             assert body == content
         elif name == "memory":
