@@ -96,7 +96,7 @@ def one_round(server: Server, number: int, chance: random.Random) -> int:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    server.restart(checkpoint_bytes=chance.choice(["64KiB", "64MiB"]))
+    server.restart(checkpoint_bytes=chance.choice(["4MiB", "64MiB"]))
     for changer in changers:
         assert changer.faults + changer.writer.faults == []
         changer.check(api)
@@ -111,7 +111,7 @@ def test_changes_of_class_keep_their_promises_through_kill_9(
     seed = int(os.environ.get("MILLSTREAM_TEST_SEED") or random.randrange(1 << 32))
     print(f"seed {seed}")
     chance = random.Random(seed)
-    server = start_server(settings={"checkpoint_bytes": "1MiB", "ephemeral_bytes_max": "64KiB"})
+    server = start_server(settings={"checkpoint_bytes": "4MiB"})
     changes = sum(
         one_round(server, number, chance) for number in range(ROUNDS_FULL if full else ROUNDS_SHORT)
     )
