@@ -284,7 +284,7 @@ impl Walk<'_, '_> {
             report.note(&name, None, "this is not a log file and is ignored");
         }
         let mut files = Vec::with_capacity(listed.len());
-        for (generation, _) in listed {
+        for generation in listed {
             match scan_file(self.disk, generation, &mut self.meter) {
                 Ok(file) => files.push(file),
                 Err(error) if meter::is_stop(&error) => return Err(CatalogError::Io(error)),

@@ -65,8 +65,8 @@ impl ScannedFile {
     }
 }
 
-/// Names of the log's files by generation, and those in its directory that are none.
-pub fn list_log(disk: &dyn Disk) -> io::Result<(Vec<(u64, u64)>, Vec<String>)> {
+/// Generations of the log's files, and those in its directory that are none.
+pub fn list_log(disk: &dyn Disk) -> io::Result<(Vec<u64>, Vec<String>)> {
     let entries = match disk.list(WAL_DIR) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -76,7 +76,7 @@ pub fn list_log(disk: &dyn Disk) -> io::Result<(Vec<(u64, u64)>, Vec<String>)> {
     let mut foreign = Vec::new();
     for entry in entries {
         match generation_of(&entry.name) {
-            Some(generation) if !entry.is_dir => files.push((generation, entry.len)),
+            Some(generation) if !entry.is_dir => files.push(generation),
             _ => foreign.push(format!("{WAL_DIR}/{}", entry.name)),
         }
     }

@@ -8,9 +8,9 @@ use std::io;
 use crate::io::{Disk, OpenMode, read_up_to_at};
 use crate::log::catalog::{CATALOG_FILE, CatalogError, CatalogView};
 use crate::log::pack::{self, PACKS_DIRECTORY};
-use crate::log::recover::{FORMAT, FORMAT_FILE, FORMAT_FILE_NEW};
+use crate::log::recover::{FORMAT, FORMAT_FILE, FORMAT_FILE_NEW, RESTORE_DIRECTORY};
 use crate::log::segment::{self, SEGMENTS_DIRECTORY};
-use crate::log::wal::WAL_DIR;
+use crate::log::wal::{FAILED_MARK, WAL_DIR};
 use crate::model::{FileRef, StreamId};
 use crate::verify::report::Report;
 use crate::verify::shadow::decode_value;
@@ -18,16 +18,17 @@ use crate::verify::shadow::decode_value;
 /// Where a repair keeps what it replaces.
 pub const REPAIR_PREFIX: &str = "repair-";
 /// Everything the server makes at the top, beside the directories of repairs.
-const OWN_NAMES: [&str; 9] = [
+const OWN_NAMES: [&str; 10] = [
     FORMAT_FILE,
     FORMAT_FILE_NEW,
     CATALOG_FILE,
     "catalog.redb.new",
     "lock",
-    "log-failed",
+    FAILED_MARK,
     WAL_DIR,
     SEGMENTS_DIRECTORY,
     PACKS_DIRECTORY,
+    RESTORE_DIRECTORY,
 ];
 const SPILL_DIRECTORY: &str = "spill";
 

@@ -206,7 +206,7 @@ impl OldLog {
     ) -> Result<OldLog, EngineError> {
         let (listed, _) = list_log(disk).map_err(io_failed)?;
         let mut files = Vec::new();
-        for (generation, _) in &listed {
+        for generation in &listed {
             let scanned = scan_file(disk, *generation, meter);
             files.push(scanned.map_err(|error| EngineError::io(&file_name(*generation), error))?);
         }
@@ -214,7 +214,7 @@ impl OldLog {
             judged: judge(&files, checkpoint),
             files,
             checkpoint,
-            highest_generation: listed.last().map_or(0, |(generation, _)| *generation),
+            highest_generation: listed.last().copied().unwrap_or(0),
         })
     }
 

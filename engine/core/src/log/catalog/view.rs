@@ -18,6 +18,9 @@ use super::{
 use crate::io::{Disk, OpenMode};
 use crate::model::StreamId;
 
+/// A path and its value.
+pub type Row = (Vec<u8>, Vec<u8>);
+
 pub struct CatalogView {
     transaction: ReadTransaction,
 }
@@ -83,11 +86,7 @@ impl CatalogView {
     }
 
     /// Paths and values strictly behind `after` (from the first one if that is `None`), at most `limit`.
-    pub fn streams(
-        &self,
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, CatalogError> {
+    pub fn streams(&self, after: Option<&[u8]>, limit: usize) -> Result<Vec<Row>, CatalogError> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         contained(|| {
             let table = self.transaction.open_table(STREAMS)?;

@@ -42,6 +42,13 @@ impl Rebuilt {
     }
 }
 
+/// An entry as the new catalog gets it.
+struct Kept {
+    id: StreamId,
+    value: Vec<u8>,
+    extents: Vec<Extent>,
+}
+
 pub struct Rebuild<'a> {
     disk: &'a Arc<dyn Disk>,
     view: &'a CatalogView,
@@ -89,14 +96,18 @@ impl<'a> Rebuild<'a> {
             let mut changes = Vec::with_capacity(page.len());
             let mut pack_live: Vec<(u32, i64)> = Vec::new();
             for (path, value) in page {
-                if let Some((id, value, extents)) = self.entry(&mut files, &path, value, meter)? {
-                    let live = extents.iter().filter_map(pack_bytes);
+                if let Some(kept) = self.entry(&mut files, &path, value, meter)? {
+                    let live = kept.extents.iter().filter_map(pack_bytes);
                     pack_live.extend(
                         live.map(|(number, bytes)| {
                             (number, i64::try_from(bytes).unwrap_or(i64::MAX))
                         }),
                     );
-                    changes.push(Change::Put { path, id, value });
+                    changes.push(Change::Put {
+                        path,
+                        id: kept.id,
+                        value: kept.value,
+                    });
                 }
             }
             self.successor.commit(&changes, &[], &pack_live)?;
@@ -112,7 +123,7 @@ impl<'a> Rebuild<'a> {
         path: &[u8],
         value: Vec<u8>,
         meter: &mut Meter<'_>,
-    ) -> Result<Option<(StreamId, Vec<u8>, Vec<Extent>)>, CatalogError> {
+    ) -> Result<Option<Kept>, CatalogError> {
         let stream = match decode_entry(path, &value)
             .map_err(str::to_owned)
             .and_then(|stream| {
@@ -134,7 +145,11 @@ impl<'a> Rebuild<'a> {
             (found.map_err(CatalogError::Io)?.0, state.extents.to_vec())
         };
         if bad.is_empty() {
-            return Ok(Some((stream.id, value, extents)));
+            return Ok(Some(Kept {
+                id: stream.id,
+                value,
+                extents,
+            }));
         }
         let extents = self.mend(&stream, &extents, &bad)?;
         let mut value = Vec::new();
@@ -142,7 +157,11 @@ impl<'a> Rebuild<'a> {
         snapshot::encode(&stream.path, &stream.content_type, &state, &mut value);
         snapshot::encode_extents(&extents, &mut value);
         snapshot::seal(&mut value);
-        Ok(Some((stream.id, value, extents)))
+        Ok(Some(Kept {
+            id: stream.id,
+            value,
+            extents,
+        }))
     }
 
     /// Marks what is bad, and puts fillers where an index is.
