@@ -385,7 +385,9 @@ class Load:
                 self.expect(connection.request("DELETE", fork, {}, None), 204, 404, 410)
 
     def expect(self, answer: Response, *statuses: int) -> None:
-        if answer.status not in statuses:
+        # A weak append does not wait for a log that cannot keep up: it is told so.
+        busy = answer.status == 503 and answer.code == "server_busy"
+        if answer.status not in statuses and not (busy and self.durability != "fsync"):
             self.faults.append(f"{answer.status} {answer.text[:300]}")
 
 
