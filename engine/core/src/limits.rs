@@ -32,6 +32,8 @@ pub const WAL_SPARE_FILES: usize = 1;
 pub const CHECKPOINT_CHUNK_STREAMS: usize = 20_000;
 /// Hot bytes may grow to this multiple of `checkpoint_bytes` before appends wait.
 pub const HOT_BYTES_FACTOR: u64 = 4;
+/// ... but to this much in any case: a restart may find a little more than the bound in the log.
+pub const HOT_BYTES_MIN: u64 = 16 << 20;
 /// Possible losses remembered, one per start; an offset of an older, empty epoch is then refused.
 pub const LOSSES_MAX: usize = 4096;
 /// Files kept open by the cold store.

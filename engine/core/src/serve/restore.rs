@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::io::{Disk, OpenMode, RealDisk, read_up_to_at};
+use crate::log::format::{FORMAT, FORMAT_FILE, RESTORE_DIRECTORY};
 use crate::log::lock::DirectoryLock;
-use crate::log::recover::{FORMAT, FORMAT_FILE, RESTORE_DIRECTORY};
 use crate::serve::server::Server;
 use crate::shard::backup::BackupError;
 use crate::shard::backup::manifest::{

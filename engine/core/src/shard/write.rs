@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind};
 use crate::error::ErrorCode;
 use crate::io::sabotage::{self, Sabotage};
+use crate::limits::{HOT_BYTES_FACTOR, HOT_BYTES_MIN};
 use crate::metrics::Counter;
 use crate::model::{Class, Gate, Offset, Stage};
 use crate::refusal::Refusal;
@@ -279,8 +280,11 @@ impl Engine {
     }
 
     fn hot_bytes_exhausted(&self) -> bool {
-        self.metrics.hot_bytes.get()
-            > self.config.checkpoint_bytes * crate::limits::HOT_BYTES_FACTOR
+        let bound = self
+            .config
+            .checkpoint_bytes
+            .saturating_mul(HOT_BYTES_FACTOR);
+        self.metrics.hot_bytes.get() > bound.max(HOT_BYTES_MIN)
     }
 }
 

@@ -130,10 +130,12 @@ impl Losses {
             .map_or(GapReason::Crash, |loss| loss.reason)
     }
 
-    /// Epoch that the next byte of the stream belongs to. What happened before it had its class does not count.
+    /// Epoch that the next byte of the stream belongs to. What happened before it had its class does not count,
+    /// nor what came after its end: a close waits for the sync of everything before it.
     pub fn tail_epoch(&self, state: &StreamState) -> u64 {
         let newest = self.newest[state.class as usize];
-        if newest > state.class_since {
+        let ended = state.closed && !state.is_volatile();
+        if newest > state.class_since && !ended {
             state.last_epoch().max(newest)
         } else {
             state.last_epoch()

@@ -301,8 +301,10 @@ impl StreamState {
         self.applied_sequence = frame.sequence;
         self.reveal_sequence = frame.sequence;
         self.last_time_ms = self.last_time_ms.max(frame.time_ms);
-        if !frame.payload.is_empty() {
+        if !frame.payload.is_empty() || frame.close {
             self.begin_epoch(frame.epoch);
+        }
+        if !frame.payload.is_empty() {
             self.push_bytes(frame.payload, frame.records);
         }
         if let Some(tag) = &frame.extra.producer {

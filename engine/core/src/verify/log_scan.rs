@@ -16,7 +16,7 @@ use crate::codec::{
     parse_file_header,
 };
 use crate::io::{Disk, DiskFile, OpenMode};
-use crate::log::recover::FileReader;
+use crate::log::scan::FileReader;
 use crate::log::wal::{WAL_DIR, file_name, generation_of};
 use crate::model::StreamId;
 use crate::verify::meter::Meter;

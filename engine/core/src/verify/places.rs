@@ -7,8 +7,8 @@ use std::io;
 
 use crate::io::{Disk, OpenMode, read_up_to_at};
 use crate::log::catalog::{CATALOG_FILE, CatalogError, CatalogView};
+use crate::log::format::{FORMAT, FORMAT_FILE, FORMAT_FILE_NEW, RESTORE_DIRECTORY};
 use crate::log::pack::{self, PACKS_DIRECTORY};
-use crate::log::recover::{FORMAT, FORMAT_FILE, FORMAT_FILE_NEW, RESTORE_DIRECTORY};
 use crate::log::segment::{self, SEGMENTS_DIRECTORY};
 use crate::log::wal::{FAILED_MARK, WAL_DIR};
 use crate::model::{FileRef, StreamId};

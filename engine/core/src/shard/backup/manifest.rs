@@ -22,7 +22,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::io::{Disk, DiskFile, OpenMode, read_up_to_at, write_all_at};
-use crate::log::recover::FORMAT;
+use crate::log::format::FORMAT;
 
 pub const MANIFEST_FILE: &str = "backup.json";
 pub const MARK_FILE: &str = "format.backup";
