@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.disk import log_files, mounted, refusal, snapshot, without_root_override
-from support.http import Api, Closed, Timeout, Truncated
+from support.http import Api
 from support.server import Server
-
-FOLDERS = ("", "wal", "segments", "packs")
 
 
 def server_with_everything(start_server: Callable[..., Server]) -> Server:
@@ -216,12 +214,3 @@ def test_the_second_server_leaves_the_first_unharmed_under_load(server: Server, 
     assert not writer.is_alive()
     server.crash_and_restart()
     assert api.read_all("s") == b"".join(acknowledged)
-
-
-def read_or_fault(api: Api, path: str) -> tuple[int, bytes]:
-    """A whole answer, or status 0 for one that was cut off: a short body never passes as whole."""
-    try:
-        answer = api.get(path)
-    except (Closed, Truncated, Timeout):
-        return 0, b""
-    return answer.status, answer.body

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from support.server import binary
 
 FILE_HEADER_BYTES = BATCH_HEADER_BYTES = 64
 BATCH_MAGIC = b"MSB1"
+REFUSAL_DEADLINE_S = 60.0
 PR_CAPBSET_DROP = 24
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
@@ -108,18 +110,30 @@ def refusal(
 ) -> str:
     """Starts a server that must refuse: ends with 1, says why, and says it without a stack trace."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MILLSTREAM_")}
-    run = subprocess.run(
+    process = subprocess.Popen(
         [binary(), "serve", "--port", "0", "--data-dir", data_dir],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
-        check=False,
+        errors="replace",
         env={**clean, **(environment or {})},
         preexec_fn=without_root_override if obey_modes else None,
     )
-    said = run.stdout + run.stderr
-    assert run.returncode == 1, (run.returncode, said)
-    assert "listening on" not in said
+    deadline = threading.Timer(REFUSAL_DEADLINE_S, process.kill)
+    deadline.start()
+    said = ""
+    try:
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                said += line
+                if "listening on" in line:
+                    process.kill()
+    finally:
+        process.kill()
+        deadline.cancel()
+    assert "listening on" not in said, f"it started\n{said}"
+    assert process.returncode == 1, (process.returncode, said)
     for ugly in ("Traceback", "panicked"):
         assert ugly not in said, said
     assert "error" in said, said
