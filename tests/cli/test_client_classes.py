@@ -104,7 +104,9 @@ def lose(server: Server, name: str, path: str) -> tuple[str, str]:
 @pytest.mark.parametrize("name", WEAK)
 def test_the_caller_chooses_what_a_gap_is(steady: Server, path: str, name: str) -> None:
     tail, begin = lose(steady, name, path)
-    expected = Gap(tail, begin, "crash", certain=name == "ephemeral")
+    # `memory` may have lost something or not; the server knows by the position that is left.
+    expected = Gap(tail, begin, "crash", certain=begin.split("_")[1] < tail.split("_")[1])
+    assert expected.certain or name == "memory"
     with millstream.connect(steady.url) as client:
         stream = client.stream(path)
         ways: dict[str, Callable[..., Iterator[Record]]] = {
