@@ -111,8 +111,9 @@ test-rust: $(SYNCED)
 	cargo test --quiet --workspace --exclude millstream-sim $(LOCKED)
 	cargo test --quiet --release -p millstream-sim $(LOCKED)
 
+# Most tests wait for a process of their own, so two at a time fit on two cores.
 test-python: $(BUILT) setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(ARGS)
 
 test: lint test-rust test-python ## Everything at its short counts (below 15 minutes on 2 cores)
 

@@ -68,7 +68,16 @@ impl Engine {
         let release = (kind == FrameKind::SoftDelete && !soft).then_some(stream.id);
         let freed = state.apply_delete(kind == FrameKind::Purge, sequence);
         self.hot_counter(state).sub(freed);
+        self.release_spilled(state);
         Ok((sequence, release))
+    }
+
+    /// A deleted stream's spilled bytes are of use to nobody, whatever becomes of the delete.
+    fn release_spilled(&self, state: &mut StreamState) {
+        if state.life == Life::Gone {
+            let spilled = std::mem::take(&mut state.spilled);
+            self.maintenance.request_release(&spilled);
+        }
     }
 
     /// Purges a soft-deleted stream that no fork needs, then its source if that was waiting for it, and so on.
@@ -125,6 +134,7 @@ impl Engine {
         };
         let freed = state.apply_delete(true, purged);
         self.hot_counter(&state).sub(freed);
+        self.release_spilled(&mut state);
         self.shard.kick();
         let (Some(source), Some(mut source_state), Some(released)) =
             (source.as_ref(), source_state, released)

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::limits::WAL_SPARE_FILES;
 use crate::log::checkpoint::{Checkpoint, CheckpointError};
 use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
-use crate::model::{FileRef, StreamId};
+use crate::model::{Extent, FileRef, StreamId};
 use crate::shard::commit::RetainedFile;
 use crate::shard::engine::Engine;
 use crate::stream::snapshot;
@@ -46,6 +46,8 @@ pub struct Maintenance {
 struct Wishes {
     stop: bool,
     purges: Vec<StreamId>,
+    /// Spilled bytes of deleted streams.
+    spilled: Vec<Extent>,
 }
 
 impl Maintenance {
@@ -59,6 +61,13 @@ impl Maintenance {
         self.wishes.lock().purges.push(stream);
     }
 
+    /// Gives spilled bytes back, by the thread that may wait for the disk.
+    pub fn request_release(&self, spilled: &[Extent]) {
+        if !spilled.is_empty() {
+            self.wishes.lock().spilled.extend_from_slice(spilled);
+        }
+    }
+
     pub fn stop(&self) {
         self.wishes.lock().stop = true;
         self.changed.notify_all();
@@ -66,6 +75,18 @@ impl Maintenance {
 
     pub fn wake(&self) {
         self.changed.notify_all();
+    }
+
+    fn take_wishes(&self) -> Wishes {
+        let mut wishes = self.wishes.lock();
+        let stop = wishes.stop;
+        std::mem::replace(
+            &mut *wishes,
+            Wishes {
+                stop,
+                ..Wishes::default()
+            },
+        )
     }
 
     /// Sleeps until somebody wants something or the time is up. Returns `false` when it is time to stop.
@@ -158,7 +179,12 @@ impl Engine {
 
     /// Purges what was asked for since the last look.
     pub fn purge_requested(&self) {
-        let purges = std::mem::take(&mut self.maintenance.wishes.lock().purges);
+        let Wishes {
+            purges, spilled, ..
+        } = self.maintenance.take_wishes();
+        if let Err(error) = self.cold.release_spilled(&spilled) {
+            report!("spilled bytes could not be removed, the next start will: {error}");
+        }
         let now_ms = self.now_ms();
         purges
             .into_iter()

@@ -232,7 +232,10 @@ impl Engine {
             let bound = self.config.ephemeral_bytes_max.saturating_mul(2);
             if self.metrics.ephemeral_bytes.get() > bound && !close {
                 self.maintenance.wake();
-                return Err(weak_refused());
+                return Err(Undone::refused(Refusal::with(
+                    ErrorCode::ServerBusy,
+                    "Ephemeral streams have more bytes than memory may hold; they are being moved to disk.",
+                )));
             }
             return Ok(());
         }
