@@ -172,5 +172,5 @@ def test_a_damaged_log_is_named_with_a_hint(server: Server) -> None:
         file.write(b"MARKER")
     result = serve("--port", "0", "--data-dir", str(server.data_dir))
     assert result.returncode == 1
-    assert "keep a copy" in result.stderr.strip().splitlines()[-1]
+    assert "millstream verify" in result.stderr.strip().splitlines()[-1]
     assert "Traceback" not in result.stderr
