@@ -19,6 +19,8 @@ use crate::workload::{Parked, ResolvedFork};
 
 /// Short, so that it runs out within a life.
 pub const DISK_SYNC_MS: u64 = 8;
+/// Real time, for a thread that real time keeps waiting.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Small, so that ephemeral streams outgrow it.
 const EPHEMERAL_BYTES: u64 = 16 << 10;
 
@@ -45,7 +47,7 @@ pub struct Failed {
     pub trace: Vec<String>,
 }
 
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub starts: u64,
     pub calls: u64,
@@ -251,7 +253,7 @@ impl Sim {
                 sabotage::set(self.bugs.sabotage);
                 engine.shard.run_commit_thread();
             });
-            let stopped = engine.write_clean_mark(Duration::from_secs(5));
+            let stopped = engine.write_clean_mark(PATIENCE);
             engine.shard.stop_threads();
             stopped
         });
