@@ -55,6 +55,8 @@ pub struct Summary {
     /// Damaged copies that were tried, and those that refused to start.
     pub damages: u64,
     pub damages_refused: u64,
+    /// Appends that found no space.
+    pub full: u64,
     pub tally: Tally,
 }
 
@@ -65,6 +67,7 @@ impl Summary {
         self.faults_hit += other.faults_hit;
         self.damages += other.damages;
         self.damages_refused += other.damages_refused;
+        self.full += other.full;
         self.tally.add(&other.tally);
     }
 }
@@ -103,6 +106,8 @@ pub struct SinceStart {
     pub power_was_cut: bool,
     /// A write or sync failed: pages may be gone from the cache, too.
     pub log_failed: bool,
+    /// The next start is told that the directory comes from a backup.
+    pub restored: bool,
 }
 
 impl SinceStart {
@@ -116,7 +121,7 @@ impl SinceStart {
     }
 }
 
-pub fn config(bugs: Bugs) -> Config {
+pub fn config(bugs: Bugs, restored: bool) -> Config {
     let slowness = if bugs.slow_disk_clock { 1000 } else { 1 };
     Config {
         listen: false,
@@ -126,6 +131,7 @@ pub fn config(bugs: Bugs) -> Config {
         append_max_bytes: 1 << 20,
         disk_sync_ms: DISK_SYNC_MS * slowness,
         ephemeral_bytes_max: EPHEMERAL_BYTES,
+        restored,
         ..Config::default()
     }
 }
@@ -196,6 +202,7 @@ impl Sim {
 
     fn live(&mut self, life: &Life) -> Result<(), String> {
         self.try_damages(&life.damages)?;
+        self.since.restored = life.restored;
         self.start(life.start_fault, life.start_end)?;
         if let Some(end) = life.stillborn {
             self.end(end)?;

@@ -24,7 +24,8 @@ impl Sim {
             disk: machine.disk(),
             boot_id: self.boot_known.then(|| machine.boot_id()),
         };
-        Engine::open(config(self.bugs), doors, &mut |_| {}).map_err(|error| error.to_string())
+        Engine::open(config(self.bugs, self.since.restored), doors, &mut |_| {})
+            .map_err(|error| error.to_string())
     }
 
     pub fn start(&mut self, fault: Option<Fault>, end: End) -> Result<(), String> {
@@ -152,11 +153,14 @@ impl Sim {
         since: SinceStart,
     ) -> Result<(), String> {
         let must_reach = match (clean, since.power_was_cut || since.log_failed) {
+            _ if since.restored => Class::Object,
             (true, _) => Class::Ephemeral,
             (false, true) => Class::Disk,
             (false, false) => Class::Memory,
         };
-        let may_reach = if clean && since.died == 0 {
+        let may_reach = if since.restored {
+            Class::Object
+        } else if clean && since.died == 0 {
             Class::Ephemeral
         } else if since.power_was_cut || since.log_failed || !self.boot_known {
             Class::Disk
@@ -189,7 +193,7 @@ impl Sim {
                 ));
             }
             let lost = self.history.settle_losses(model);
-            if lost > 0 && class > may_reach {
+            if lost > 0 && (class == Class::Fsync || class > may_reach) {
                 return Err(format!(
                     "{path}: {lost} acknowledged records of a {} stream are gone",
                     class.name()
