@@ -101,8 +101,9 @@ pub struct Sim {
 pub struct SinceStart {
     /// Start-ups that died: each may have left its first frame in the log.
     pub died: u64,
-    /// A clean mark was staged behind everything.
+    /// A clean mark was staged behind everything, and it was synced: nothing can be lost behind it.
     pub marked: bool,
+    pub stopped: bool,
     pub power_was_cut: bool,
     /// A write or sync failed: pages may be gone from the cache, too.
     pub log_failed: bool,
@@ -267,6 +268,7 @@ impl Sim {
         let staged = engine.shard.staged();
         self.since.marked = true;
         self.history.note(staged, &self.world);
+        self.since.stopped = stopped;
         if stopped {
             self.history.promise(Marks {
                 written: staged,

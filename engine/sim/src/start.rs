@@ -127,6 +127,9 @@ impl Sim {
         if clean && !since.marked && self.summary.starts > 1 + since.died {
             return Err("taken for a clean stop, but there was none".into());
         }
+        if !clean && since.stopped && since.died == 0 && !since.restored {
+            return Err("a clean stop is not taken for one".into());
+        }
         let mut problem = String::new();
         // Start-ups that died may have left a frame each.
         for cut in (required.max(end_of_log.saturating_sub(since.died))..=end_of_log).rev() {
@@ -155,6 +158,7 @@ impl Sim {
         let must_reach = match (clean, since.power_was_cut || since.log_failed) {
             _ if since.restored => Class::Object,
             (true, _) => Class::Ephemeral,
+            _ if since.stopped => Class::Ephemeral,
             (false, true) => Class::Disk,
             (false, false) => Class::Memory,
         };
