@@ -184,20 +184,22 @@ impl Sim {
             let epoch = engine.applied_tail(&stream.lock()).epoch;
             let known = self.history.highest_epoch_seen(model).max(model.epoch);
             let (path, class) = (model.path, model.class);
-            if class <= must_reach && epoch <= known {
+            // A close waits for the sync of everything before it, if that has frames at all.
+            let ended = model.closed && class != Class::Ephemeral;
+            if class <= must_reach && !ended && epoch <= known {
                 return Err(format!(
                     "{path}: its tail may be lost, but its epoch is still {epoch}"
                 ));
             }
-            if class > may_reach && epoch != model.epoch {
+            if (class > may_reach || ended) && epoch != model.epoch {
                 return Err(format!(
-                    "{path}: its epoch rose from {} to {epoch}, but a {} stream cannot have lost anything",
+                    "{path}: its epoch rose from {} to {epoch}, but this {} stream cannot have lost anything",
                     model.epoch,
                     class.name()
                 ));
             }
             let lost = self.history.settle_losses(model);
-            if lost > 0 && (class == Class::Fsync || class > may_reach) {
+            if lost > 0 && (ended || class == Class::Fsync || class > may_reach) {
                 return Err(format!(
                     "{path}: {lost} acknowledged records of a {} stream are gone",
                     class.name()
