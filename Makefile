@@ -121,7 +121,9 @@ test-full: export MILLSTREAM_TEST_FULL = 1
 test-full: export MILLSTREAM_SIM_SEEDS = 10000
 test-full: lint test-rust test-python ## Everything at the full counts
 
-soak: $(BUILT) setup ## Kill and recover again and again for SOAK_MINUTES (default 60)
+soak: $(BUILT) setup ## Break the simulated disk for SOAK_SECONDS (default 1800), then real servers for SOAK_MINUTES (default 60)
+	cargo run --quiet --release -p millstream-sim --bin simulate $(LOCKED) -- \
+	  --seconds $${SOAK_SECONDS:-1800} $$(date +%s)000
 	MILLSTREAM_TEST_FULL=1 MILLSTREAM_SOAK_MINUTES=$${SOAK_MINUTES:-60} \
 	  $(BIN)/python -m pytest tests/crash -s $(ARGS)
 

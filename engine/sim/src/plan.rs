@@ -127,6 +127,8 @@ pub struct Life {
     pub fault: Option<Fault>,
     pub end: End,
     pub clock_set_back_ms: u64,
+    /// The directory is taken for one that came from a backup: every stream begins a new epoch.
+    pub restored: bool,
     /// Before the server starts, copies of its disk are damaged, and a server tries each of them.
     pub damages: Vec<Damage>,
 }
@@ -208,6 +210,7 @@ impl Drawer {
             } else {
                 0
             },
+            restored: self.dice.chance(25),
             damages: self.damages(),
         }
     }

@@ -19,6 +19,8 @@ use crate::workload::{Parked, ResolvedFork};
 
 /// Short, so that it runs out within a life.
 pub const DISK_SYNC_MS: u64 = 8;
+/// Real time, for a thread that real time keeps waiting.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Small, so that ephemeral streams outgrow it.
 const EPHEMERAL_BYTES: u64 = 16 << 10;
 
@@ -45,7 +47,7 @@ pub struct Failed {
     pub trace: Vec<String>,
 }
 
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub starts: u64,
     pub calls: u64,
@@ -53,6 +55,8 @@ pub struct Summary {
     /// Damaged copies that were tried, and those that refused to start.
     pub damages: u64,
     pub damages_refused: u64,
+    /// Appends that found no space.
+    pub full: u64,
     pub tally: Tally,
 }
 
@@ -63,6 +67,7 @@ impl Summary {
         self.faults_hit += other.faults_hit;
         self.damages += other.damages;
         self.damages_refused += other.damages_refused;
+        self.full += other.full;
         self.tally.add(&other.tally);
     }
 }
@@ -96,11 +101,14 @@ pub struct Sim {
 pub struct SinceStart {
     /// Start-ups that died: each may have left its first frame in the log.
     pub died: u64,
-    /// A clean mark was staged behind everything.
+    /// A clean mark was staged behind everything, and it was synced: nothing can be lost behind it.
     pub marked: bool,
+    pub stopped: bool,
     pub power_was_cut: bool,
     /// A write or sync failed: pages may be gone from the cache, too.
     pub log_failed: bool,
+    /// The next start is told that the directory comes from a backup.
+    pub restored: bool,
 }
 
 impl SinceStart {
@@ -114,7 +122,7 @@ impl SinceStart {
     }
 }
 
-pub fn config(bugs: Bugs) -> Config {
+pub fn config(bugs: Bugs, restored: bool) -> Config {
     let slowness = if bugs.slow_disk_clock { 1000 } else { 1 };
     Config {
         listen: false,
@@ -124,6 +132,7 @@ pub fn config(bugs: Bugs) -> Config {
         append_max_bytes: 1 << 20,
         disk_sync_ms: DISK_SYNC_MS * slowness,
         ephemeral_bytes_max: EPHEMERAL_BYTES,
+        restored,
         ..Config::default()
     }
 }
@@ -194,6 +203,7 @@ impl Sim {
 
     fn live(&mut self, life: &Life) -> Result<(), String> {
         self.try_damages(&life.damages)?;
+        self.since.restored = life.restored;
         self.start(life.start_fault, life.start_end)?;
         if let Some(end) = life.stillborn {
             self.end(end)?;
@@ -251,13 +261,14 @@ impl Sim {
                 sabotage::set(self.bugs.sabotage);
                 engine.shard.run_commit_thread();
             });
-            let stopped = engine.write_clean_mark(Duration::from_secs(5));
+            let stopped = engine.write_clean_mark(PATIENCE);
             engine.shard.stop_threads();
             stopped
         });
         let staged = engine.shard.staged();
         self.since.marked = true;
         self.history.note(staged, &self.world);
+        self.since.stopped = stopped;
         if stopped {
             self.history.promise(Marks {
                 written: staged,

@@ -41,6 +41,9 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
         push(&|plan| plan.lives[life].start_fault = None);
         push(&|plan| plan.lives[life].stillborn = None);
         push(&|plan| plan.lives[life].clock_set_back_ms = 0);
+        push(&|plan| plan.lives[life].restored = false);
+        push(&|plan| plan.lives[life].damages.clear());
+        push(&|plan| plan.lives[life].damages.truncate(1));
     }
     for life in 0..plan.lives.len() {
         let count = plan.lives[life].ops.len();
@@ -59,7 +62,7 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
 }
 
 fn without_meanwhile(life: &mut Life, op: usize) {
-    if let Op::Checkpoint { meanwhile, .. } = &mut life.ops[op] {
+    if let Op::Checkpoint { meanwhile, .. } | Op::SlowSync { meanwhile } = &mut life.ops[op] {
         meanwhile.pop();
     }
 }

@@ -24,7 +24,8 @@ impl Sim {
             disk: machine.disk(),
             boot_id: self.boot_known.then(|| machine.boot_id()),
         };
-        Engine::open(config(self.bugs), doors, &mut |_| {}).map_err(|error| error.to_string())
+        Engine::open(config(self.bugs, self.since.restored), doors, &mut |_| {})
+            .map_err(|error| error.to_string())
     }
 
     pub fn start(&mut self, fault: Option<Fault>, end: End) -> Result<(), String> {
@@ -126,6 +127,9 @@ impl Sim {
         if clean && !since.marked && self.summary.starts > 1 + since.died {
             return Err("taken for a clean stop, but there was none".into());
         }
+        if !clean && since.stopped && since.died == 0 && !since.restored {
+            return Err("a clean stop is not taken for one".into());
+        }
         let mut problem = String::new();
         // Start-ups that died may have left a frame each.
         for cut in (required.max(end_of_log.saturating_sub(since.died))..=end_of_log).rev() {
@@ -152,11 +156,15 @@ impl Sim {
         since: SinceStart,
     ) -> Result<(), String> {
         let must_reach = match (clean, since.power_was_cut || since.log_failed) {
+            _ if since.restored => Class::Object,
             (true, _) => Class::Ephemeral,
+            _ if since.stopped => Class::Ephemeral,
             (false, true) => Class::Disk,
             (false, false) => Class::Memory,
         };
-        let may_reach = if clean && since.died == 0 {
+        let may_reach = if since.restored {
+            Class::Object
+        } else if clean && since.died == 0 {
             Class::Ephemeral
         } else if since.power_was_cut || since.log_failed || !self.boot_known {
             Class::Disk
@@ -176,20 +184,22 @@ impl Sim {
             let epoch = engine.applied_tail(&stream.lock()).epoch;
             let known = self.history.highest_epoch_seen(model).max(model.epoch);
             let (path, class) = (model.path, model.class);
-            if class <= must_reach && epoch <= known {
+            // A close waits for the sync of everything before it, if that has frames at all.
+            let ended = model.closed && class != Class::Ephemeral;
+            if class <= must_reach && !ended && epoch <= known {
                 return Err(format!(
                     "{path}: its tail may be lost, but its epoch is still {epoch}"
                 ));
             }
-            if class > may_reach && epoch != model.epoch {
+            if (class > may_reach || ended) && epoch != model.epoch {
                 return Err(format!(
-                    "{path}: its epoch rose from {} to {epoch}, but a {} stream cannot have lost anything",
+                    "{path}: its epoch rose from {} to {epoch}, but this {} stream cannot have lost anything",
                     model.epoch,
                     class.name()
                 ));
             }
             let lost = self.history.settle_losses(model);
-            if lost > 0 && class > may_reach {
+            if lost > 0 && (ended || class == Class::Fsync || class > may_reach) {
                 return Err(format!(
                     "{path}: {lost} acknowledged records of a {} stream are gone",
                     class.name()

@@ -24,7 +24,7 @@ const WAYS: [(Way, &str); 4] = [
 ];
 
 /// Numbers of one class and one way to end.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Losses {
     /// Ends that streams of the class lived through.
     pub ends: u64,
@@ -36,13 +36,13 @@ pub struct Losses {
     pub reported: u64,
 }
 
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct ClassTally {
     pub records_acknowledged: u64,
     pub by_way: [Losses; 4],
 }
 
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Tally {
     pub classes: [ClassTally; 4],
 }

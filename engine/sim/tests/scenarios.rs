@@ -305,3 +305,41 @@ fn what_was_deleted_or_closed_stays_so_and_a_fork_outlives_its_source_in_every_c
         }
     }
 }
+
+#[test]
+fn a_full_disk_refuses_appends_and_recovers_without_a_restart() {
+    for class in [Class::Memory, Class::Disk, Class::Fsync] {
+        let mut ops = vec![
+            create(0, class, 100, None),
+            create(1, class, 100, None),
+            Op::Commit,
+            Op::FillDisk { spare_bytes: 4096 },
+        ];
+        // More than two log files hold: some of it finds no room.
+        ops.extend(fill(0, 2 * LATER_FILE_BYTES, 0));
+        // What makes room, or ends something, is still possible.
+        ops.extend([close(0, 0), Op::Delete { path: 0 }, Op::Commit]);
+        ops.extend([
+            Op::FreeDisk,
+            checkpoint(Vec::new()),
+            append(1, 900, Some(0)),
+        ]);
+        ops.extend([Op::Commit, append(1, 2000, Some(0)), Op::Commit, Op::Check]);
+        let lives = vec![
+            life(ops, None, End::PowerCut),
+            life(
+                vec![append(1, 50, Some(0)), Op::Commit],
+                None,
+                End::PowerCut,
+            ),
+        ];
+        for seed in 0..4 {
+            match run(&plan(seed, lives.clone()), Bugs::default()) {
+                Ok(summary) => assert!(summary.full > 0, "{class:?}: the disk was never full"),
+                Err(failed) => {
+                    panic!("{class:?}: {}\n{}", failed.problem, failed.trace.join("\n"));
+                }
+            }
+        }
+    }
+}

@@ -1,8 +1,10 @@
-//! Seeds: every run is another history of crashes. `MILLSTREAM_SIM_SEEDS` = how many, `MILLSTREAM_SIM_SEED` = this one.
+//! Seeds: every run is another history of crashes. `MILLSTREAM_SIM_SEEDS` = how many, `MILLSTREAM_SIM_SEED` = this one,
+//! `MILLSTREAM_SIM_REPORT` = the file for what each class lost.
 
 use millstream_core::model::Class;
 use millstream_sim::campaign::{run_seed, run_seeds, setting};
-use millstream_sim::run::{Bugs, Summary};
+use millstream_sim::plan::Plan;
+use millstream_sim::run::{Bugs, Summary, run};
 use millstream_sim::tally::{CLASSES, Losses, Way};
 
 /// Unoptimised builds run about ten times slower; `make test` runs this crate optimised.
@@ -16,6 +18,9 @@ fn nothing_promised_is_lost_in_any_seed() {
     }
     let count = setting("MILLSTREAM_SIM_SEEDS").unwrap_or(SEEDS);
     let outcome = run_seeds(0, count, None);
+    if let Ok(path) = std::env::var("MILLSTREAM_SIM_REPORT") {
+        std::fs::write(&path, outcome.to_json()).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
     assert!(outcome.failures == 0, "{}", outcome.reports.join("\n"));
     // A harness that injects nothing proves nothing.
     let Summary {
@@ -54,5 +59,14 @@ fn nothing_promised_is_lost_in_any_seed() {
             !of_class.by_way.iter().any(unreported),
             "{class:?}: {of_class:?}"
         );
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    for seed in 0..SEEDS / 50 {
+        let plan = Plan::draw(seed);
+        let [first, second] = [0, 1].map(|_| run(&plan, Bugs::default()).ok());
+        assert_eq!(first, second, "seed {seed}");
     }
 }

@@ -37,7 +37,7 @@ impl Machine {
     /// Waits until a thread has stopped at the pause (`true`), or said that it is done (`false`).
     pub fn wait_for_pause(&self) -> bool {
         let mut pause = self.pause.lock();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
         loop {
             match &*pause {
                 Some(pause) if pause.paused => return true,

@@ -214,6 +214,7 @@ impl Sim {
             ErrorCode::StorageFull,
         ];
         let full = self.disk_is_full() && refusal.code == ErrorCode::StorageFull;
+        self.summary.full += u64::from(full);
         if full || (self.faulty() && by_fault.contains(&refusal.code)) {
             return Ok(refusal.code.code().into());
         }

@@ -66,6 +66,7 @@ pub fn life(ops: Vec<Op>, fault: Option<Fault>, end: End) -> Life {
         fault,
         end,
         clock_set_back_ms: 0,
+        restored: false,
         damages: Vec::new(),
     }
 }
