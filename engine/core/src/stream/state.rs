@@ -17,6 +17,7 @@ use std::sync::Arc;
 use crate::codec::{AppendExtra, ProducerTag};
 use crate::limits::PRODUCERS_PER_STREAM_MAX;
 use crate::model::{Class, Extent, IndexEntry, StreamId};
+use crate::stream::damage;
 use crate::stream::hot::Hot;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -225,12 +226,32 @@ impl StreamState {
         }
     }
 
-    /// Every extent that can be read now.
+    /// Every extent that can be read now. One that is damaged as a whole is left out: its files may be gone.
     pub fn readable_extents(&self) -> Arc<Vec<Extent>> {
-        if self.spilled.is_empty() {
+        let damaged = self.damaged();
+        if self.spilled.is_empty() && damaged.is_empty() {
             return Arc::clone(&self.extents);
         }
-        Arc::new([self.extents.as_slice(), self.spilled.as_slice()].concat())
+        let all = self.extents.iter().chain(self.spilled.iter());
+        let readable = all.filter(|extent| !damage::covers(damaged, extent));
+        Arc::new(readable.copied().collect())
+    }
+
+    /// Records up to a position where bytes change their place: no index is needed for that.
+    pub fn records_at_seam(&self, position: u64) -> Option<u64> {
+        if position == self.start {
+            return Some(self.start_records);
+        }
+        let extents = self.extents.iter().chain(self.spilled.iter());
+        let seam = extents
+            .filter(|extent| extent.start == position)
+            .map(|extent| extent.base_records)
+            .next();
+        seam.or((position == self.file_end()).then(|| self.file_records()))
+    }
+
+    pub fn damaged(&self) -> &[damage::Range] {
+        self.damaged.as_deref().map_or(&[], Vec::as_slice)
     }
 
     /// Whether appends live in memory alone and end with the process.
