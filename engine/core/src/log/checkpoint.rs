@@ -185,7 +185,7 @@ impl Checkpoint<'_> {
         }
         let summary = writer.finish().map_err(CheckpointError::Disk)?;
         for stream in &summary.damaged {
-            self.directory.damaged.suspect(*stream);
+            self.directory.damaged.suspect_unknown(*stream);
         }
         pack_live.extend(summary.pack_live);
         // A removal goes before a put of the same path: ids grow, and changes keep their order.

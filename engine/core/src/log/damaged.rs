@@ -111,6 +111,13 @@ impl Damaged {
         }
     }
 
+    /// The same from somebody who meets the same damage again and again: only if none is known yet.
+    pub fn suspect_unknown(&self, stream: StreamId) {
+        if !self.known.lock().ranges.contains_key(&stream) {
+            self.suspect(stream);
+        }
+    }
+
     pub fn next_suspect(&self) -> Option<StreamId> {
         let mut known = self.known.lock();
         let next = known.suspects.pop_front()?;

@@ -57,6 +57,9 @@ impl Engine {
 
     /// Where the damage that the byte at `position` is in ends, as seen from this stream.
     pub fn damage_end(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<u64>> {
+        if has_none(stream, position) {
+            return Ok(None);
+        }
         let mut end = None;
         loop {
             let at = end.unwrap_or(position);
@@ -74,6 +77,9 @@ impl Engine {
 
     /// Where the first damaged range behind `position` begins, if that is before `end`; else `end`.
     pub fn damage_start(&self, stream: &Arc<Stream>, position: u64, end: u64) -> io::Result<u64> {
+        if has_none(stream, position) {
+            return Ok(end);
+        }
         let mut at = position;
         while at < end {
             let (owner, limit) = self.owner_of(stream, at)?;
@@ -243,6 +249,12 @@ impl Engine {
         report!("read failed: {error}");
         Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
     }
+}
+
+/// Whether everything from `position` on is the stream's own and sound: nearly always.
+fn has_none(stream: &Stream, position: u64) -> bool {
+    let state = stream.lock();
+    state.damaged.is_none() && position >= state.start
 }
 
 /// Faults with neighbours put together: a file that ends too early is one line for the operator, not one per append.

@@ -169,6 +169,8 @@ fn a_read_that_meets_damage_reports_it_and_goes_on_behind_it() {
             assert_eq!(engine.condition(), Condition::Degraded);
             assert_eq!(engine.metrics.damaged_ranges.get(), 1);
             assert!(seen(&read_all(engine, "small", 1 << 20)).1.is_empty());
+            let failed = engine.metrics.read_errors.get() > 0;
+            assert_eq!(failed, turn == 0, "what was found once is not found again");
             engine.checkpoint().expect("saved");
         });
     }

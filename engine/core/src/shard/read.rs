@@ -297,10 +297,10 @@ impl Engine {
 
     /// Whether an append ended exactly here.
     pub fn is_boundary(&self, stream: &Arc<Stream>, position: u64) -> io::Result<bool> {
-        if position == 0 || self.is_damage_edge(stream, position)? {
+        if position == 0 || self.boundary_at_or_before(stream, position)? == position {
             return Ok(true);
         }
-        Ok(self.boundary_at_or_before(stream, position)? == position)
+        self.is_damage_edge(stream, position)
     }
 
     /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, within

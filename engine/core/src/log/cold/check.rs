@@ -466,3 +466,32 @@ fn read_some(file: &dyn DiskFile, buffer: &mut [u8], position: u64) -> io::Resul
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_broken_medium_answers_is_damage_and_what_may_pass_is_not() {
+        let of = io::Error::from_raw_os_error;
+        let key = FileKey::data(crate::model::FileRef::Pack { number: 0 });
+        for code in [libc::EIO, libc::EBADMSG, libc::EUCLEAN] {
+            assert!(is_damage(&of(code)), "{code}");
+            assert!(is_damage(&key.explain(of(code))), "the path hides nothing");
+        }
+        let passing = [
+            libc::EMFILE,
+            libc::ENFILE,
+            libc::ENOMEM,
+            libc::EINTR,
+            libc::EAGAIN,
+            libc::EACCES,
+            libc::ENOENT,
+        ];
+        for code in passing {
+            assert!(!is_damage(&of(code)), "{code}");
+            assert!(!is_damage(&key.explain(of(code))));
+        }
+        assert!(is_damage(&io::ErrorKind::UnexpectedEof.into()));
+    }
+}
