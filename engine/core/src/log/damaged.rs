@@ -71,8 +71,8 @@ impl Damaged {
     }
 
     /// A range was found that nobody knew; its stream has been noted.
-    pub fn found(&self) {
-        self.known.lock().unsaved = true;
+    pub fn found(&self, to_be_saved: bool) {
+        self.known.lock().unsaved |= to_be_saved;
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 

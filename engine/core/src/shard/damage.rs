@@ -5,14 +5,14 @@
 //! for inherited bytes: it sees its source's.
 //!
 //! Invariants
-//! - `I-CORRUPT-1` Only what fails a second look is recorded, and what is recorded stays so until the stream goes.
+//! - `I-CORRUPT-1` Only what fails a second look is recorded, and what is recorded stays so until the stream goes;
+//!   for a file that is not there, until the process ends.
 //! - `I-CORRUPT-2` No response spans a damaged range; the read that starts in one carries the gap.
 
 use std::io;
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
-use crate::limits::DAMAGED_RANGES_MAX;
 use crate::log::cold::{Fault, Trouble, is_damage};
 use crate::model::{Extent, Offset};
 use crate::refusal::Refusal;
@@ -216,20 +216,21 @@ impl Engine {
         if state.life == Life::Gone {
             return;
         }
-        let ranges = state.damaged.get_or_insert_default();
         let fresh: Vec<Fault> = melted(faults)
             .into_iter()
-            .filter(|fault| damage::insert(ranges, fault.start, fault.end))
+            .filter(|fault| state.add_damage((fault.start, fault.end), !fault.missing))
             .collect();
-        damage::bound(ranges, DAMAGED_RANGES_MAX);
-        let count = ranges.len();
         if fresh.is_empty() {
             return;
         }
-        self.directory.mark_dirty(owner, &mut state.dirty);
+        let lasting = fresh.iter().any(|fault| !fault.missing);
+        if lasting {
+            self.directory.mark_dirty(owner, &mut state.dirty);
+        }
+        let count = state.damaged().len();
         self.directory.damaged.note(owner.id, count);
         drop(state);
-        self.directory.damaged.found();
+        self.directory.damaged.found(lasting);
         for fault in fresh {
             report!(
                 "stream {:?} is damaged: bytes {}..{} cannot be read, {} byte {}: {}",
@@ -254,7 +255,7 @@ impl Engine {
 /// Whether everything from `position` on is the stream's own and sound: nearly always.
 fn has_none(stream: &Stream, position: u64) -> bool {
     let state = stream.lock();
-    state.damaged.is_none() && position >= state.start
+    state.damaged().is_empty() && position >= state.start
 }
 
 /// Faults with neighbours put together: a file that ends too early is one line for the operator, not one per append.
@@ -262,7 +263,9 @@ fn melted(faults: &[Fault]) -> Vec<Fault> {
     let mut melted: Vec<Fault> = Vec::with_capacity(faults.len());
     for fault in faults {
         match melted.last_mut() {
-            Some(last) if last.end == fault.start => last.end = fault.end,
+            Some(last) if last.end == fault.start && last.missing == fault.missing => {
+                last.end = fault.end;
+            }
             _ => melted.push(fault.clone()),
         }
     }

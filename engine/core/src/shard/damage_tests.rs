@@ -8,6 +8,8 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::io::Doors;
 use crate::io::tests::TestDirectory;
+use crate::log::index::{self, INDEX_ENTRY_BYTES};
+use crate::model::IndexEntry;
 use crate::shard::damage::Condition;
 use crate::shard::engine::Engine;
 use crate::shard::local::LocalRead;
@@ -258,26 +260,51 @@ fn a_short_file_loses_only_what_it_lacks() {
     });
 }
 
+/// Changes one entry of an index and makes its own checksum fit again.
+fn rewrite_entry(path: &Path, number: usize, change: impl FnOnce(&mut IndexEntry)) {
+    let mut bytes = std::fs::read(path).expect("index");
+    let place = number * INDEX_ENTRY_BYTES..(number + 1) * INDEX_ENTRY_BYTES;
+    let mut entry = index::decode(&bytes[place.clone()]).expect("entry");
+    change(&mut entry);
+    let mut encoded = Vec::new();
+    index::encode(&entry, &mut encoded);
+    bytes[place].copy_from_slice(&encoded);
+    std::fs::write(path, bytes).expect("written");
+}
+
 #[test]
-fn an_index_out_of_order_takes_its_extent_with_it() {
-    // Byte 1 of an entry's end, so that it goes back or far ahead; then its checksum; then its time.
-    for (byte, lost) in [
-        (10 * 32 + 1, (0, APPENDS)),
-        (10 * 32 + 6, (0, APPENDS)),
-        (10 * 32 + 24, (10, 11)),
-        (10 * 32 + 21, (11, 12)),
-        (10 * 32, (10, 12)),
-    ] {
+fn an_index_out_of_order_takes_its_extent_with_it_and_a_wrong_one_its_appends() {
+    type Change = fn(&mut IndexEntry);
+    let cases: [(Change, (usize, usize)); 5] = [
+        (|entry| entry.end -= 5000, (0, APPENDS)),
+        (|entry| entry.end += 1 << 40, (0, APPENDS)),
+        (|entry| entry.crc ^= 1, (10, 11)),
+        (|entry| entry.time_ms += 1 << 40, (11, 12)),
+        (|entry| entry.end -= 16, (10, 12)),
+    ];
+    for (case, (change, lost)) in cases.into_iter().enumerate() {
         let directory = TestDirectory::new();
         prepare(&directory);
-        flip(&file_with(directory.path(), "idx"), byte);
+        rewrite_entry(&file_with(directory.path(), "idx"), 10, change);
         with_engine(&directory, |engine| {
             scrub(engine);
             let (bytes, gaps) = seen(&read_all(engine, "large", 7000));
-            assert_eq!(gaps, [(edge(lost.0), edge(lost.1))], "byte {byte}");
+            assert_eq!(gaps, [(edge(lost.0), edge(lost.1))], "case {case}");
             assert!(bytes == all_but(0..APPENDS, &Vec::from_iter(lost.0..lost.1)));
         });
     }
+}
+
+#[test]
+fn a_flipped_byte_in_an_index_is_found_by_a_reader() {
+    let directory = TestDirectory::new();
+    prepare(&directory);
+    flip(&file_with(directory.path(), "idx"), 10 * 32 + 17);
+    with_engine(&directory, |engine| {
+        let (bytes, gaps) = seen(&read_all(engine, "large", 7000));
+        assert_eq!(gaps, [(0, edge(APPENDS))]);
+        assert!(bytes.is_empty());
+    });
 }
 
 #[test]
@@ -292,7 +319,9 @@ fn an_offset_that_a_damaged_index_hides_leads_to_a_gap_and_not_to_a_refusal() {
         engine.write_clean_mark(std::time::Duration::from_secs(5));
         before.to_string()
     });
-    flip(&file_with(directory.path(), "idx"), 20 * 32);
+    rewrite_entry(&file_with(directory.path(), "idx"), 20, |entry| {
+        entry.end -= 16;
+    });
     with_engine(&directory, |engine| {
         let answer = engine.local_read("large", &offset, 1 << 20).expect("a gap");
         let (bytes, gaps) = seen(&[answer]);

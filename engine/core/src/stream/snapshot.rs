@@ -94,7 +94,8 @@ fn flags(state: &StreamState) -> u8 {
 
 /// Damage goes with the bytes that have it: others will stand at their positions.
 fn lasting_damage(state: &StreamState) -> Vec<damage::Range> {
-    damage::below(state.damaged(), state.lasting_tail().0).collect()
+    let known = state.damaged.as_deref().map_or(&[][..], Vec::as_slice);
+    damage::below(known, state.lasting_tail().0).collect()
 }
 
 /// `Stream-Seq` goes with the bytes it came with: without them it would refuse their repetition.

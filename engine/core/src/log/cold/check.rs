@@ -97,6 +97,8 @@ pub struct Fault {
     pub file: String,
     pub byte: u64,
     pub what: String,
+    /// Whether the file itself is not there, which may pass: a device was not mounted.
+    pub missing: bool,
 }
 
 impl Fault {
@@ -113,12 +115,16 @@ impl Fault {
             file: key.path(),
             byte,
             what,
+            missing: false,
         }
     }
 
     /// All of an extent whose file is not there.
     pub fn missing(extent: &Extent, error: &io::Error) -> Fault {
-        Fault::whole(extent, false, extent.file_position, error.to_string())
+        Fault {
+            missing: true,
+            ..Fault::whole(extent, false, extent.file_position, error.to_string())
+        }
     }
 }
 
@@ -282,6 +288,7 @@ impl Checker<'_> {
                         file: FileKey::data(extent.file).path(),
                         byte: extent.file_position + (edge.end - extent.start),
                         what,
+                        missing: false,
                     });
                 }
                 progress.bytes += entry.end - edge.end + INDEX_ENTRY_BYTES as u64;
