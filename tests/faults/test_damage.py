@@ -7,6 +7,7 @@ fail it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def gap_of(answer: Response) -> tuple[str, str] | None:
         return None
     found = GAP.fullmatch(text)
     assert found is not None, text
-    assert found[3] == "corruption" and found[4] == "1", text
+    assert (found[3], found[4]) == ("corruption", "1"), text
     assert answer["cache-control"] == "no-store"
     return found[1], found[2]
 
@@ -160,7 +161,8 @@ def test_a_flipped_byte_is_a_gap_of_one_append(stopped: Stopped, count: int) -> 
         server.stop()
     reports = [line for line in server.log().splitlines() if "is damaged" in line]
     assert len(reports) == 1, reports
-    assert str(file.relative_to(server.data_dir)) in reports[0] and f"byte {at}:" in reports[0]
+    assert str(file.relative_to(server.data_dir)) in reports[0]
+    assert f"byte {at}:" in reports[0]
 
 
 def test_the_read_that_finds_damage_answers_with_the_gap(stopped: Stopped) -> None:
@@ -353,7 +355,7 @@ def test_files_that_are_gone_or_short(stopped: Stopped, how: str) -> None:
         body, gaps = read_all(api, "large")
         assert body == b"".join(large.appends[:kept])
         assert (gaps[0][0], gaps[-1][1]) == large.gap(kept, 40)
-        assert all(left[1] == right[0] for left, right in zip(gaps, gaps[1:], strict=False))
+        assert all(left[1] == right[0] for left, right in itertools.pairwise(gaps))
         assert read_all(api, "small") == (b"", [small.gap(0, 6)])
         assert read_all(api, "good") == (good.all_but(), [])
         assert ready(api) == (200, "degraded")

@@ -48,6 +48,8 @@ fn from_refusal(py: Python<'_>, refusal: &Refusal) -> PyErr {
 
 /// From, to, reason, and whether bytes are missing for certain.
 type GapTuple = (String, String, &'static str, bool);
+/// Body, next offset, up to date, closed, and the gap before the body.
+type ReadTuple<'py> = (Bound<'py, PyBytes>, String, bool, bool, Option<GapTuple>);
 
 /// One open data directory.
 #[pyclass(module = "millstream._engine", frozen)]
@@ -149,7 +151,7 @@ impl Engine {
         path: &str,
         offset: &str,
         max_bytes: u64,
-    ) -> PyResult<(Bound<'py, PyBytes>, String, bool, bool, Option<GapTuple>)> {
+    ) -> PyResult<ReadTuple<'py>> {
         let result = py.detach(|| self.server.engine.local_read(path, offset, max_bytes));
         let read = result.map_err(|refusal| from_refusal(py, &refusal))?;
         Ok((

@@ -43,6 +43,9 @@ mod tests;
 
 pub const OPEN_FILES_MAX_DEFAULT: usize = 256;
 
+/// What is to be true of the bytes of an extent that were read from a position on.
+type PieceCheck<'a> = dyn Fn(&Extent, u64, &[u8]) -> io::Result<()> + 'a;
+
 /// Entries read at once while index entries are iterated.
 const ITERATE_ENTRIES: u32 = 4096;
 
@@ -151,7 +154,7 @@ impl ColdStore {
         extents: &[Extent],
         position: u64,
         buffer: &mut [u8],
-        check: &dyn Fn(&Extent, u64, &[u8]) -> io::Result<()>,
+        check: &PieceCheck<'_>,
     ) -> io::Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
