@@ -243,6 +243,20 @@ class Settings:
         group="storage",
         engine=False,
     )
+    scrub_bytes_per_second: int = _size(
+        8 * MIB,
+        "how fast bytes at rest are checked for damage; 0 checks only what looks damaged",
+        group="storage",
+        minimum=0,
+        maximum=64 * GIB,
+    )
+    scrub_interval_s: int = _count(
+        24 * 60 * 60,
+        "seconds from the beginning of one check of everything to the next",
+        group="storage",
+        minimum=1,
+        maximum=365 * 24 * 60 * 60,
+    )
     url: str = _row(
         DEFAULT_URL,
         "server that client commands and `millstream.connect()` talk to",

@@ -97,9 +97,9 @@ def test_a_damaged_segment_costs_only_its_stream(
     for _ in range(2):
         server.restart()
         api = Api(server)
-        errors = api.metric("millstream_read_errors_total")
-        assert outcome(api, "one", LARGE_BYTES) in ("error", "cut off", "gap")
-        assert api.metric("millstream_read_errors_total") > errors
+        # Who may not open a file says so; a file that lacks its bytes is damage.
+        assert outcome(api, "one", LARGE_BYTES) == ("error" if how == "unreadable" else "gap")
+        assert api.metric("millstream_read_errors_total") > 0 or how == "shortened"
         # The others are whole, the damaged one still has its name and takes new data.
         assert outcome(api, "two", LARGE_BYTES) == "whole"
         for number in range(SMALL):
@@ -126,7 +126,7 @@ def test_a_damaged_pack_costs_only_the_streams_in_it(
         damage(file, how)
     server.restart()
     api = Api(server)
-    assert outcome(api, "small/3", 2000) in ("error", "cut off", "gap")
+    assert outcome(api, "small/3", 2000) == ("error" if how == "unreadable" else "gap")
     for name in ("one", "two"):
         assert outcome(api, name, LARGE_BYTES) == "whole"
     assert api.post("one", b"new").status == 204

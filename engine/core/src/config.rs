@@ -57,6 +57,10 @@ pub struct Config {
     pub checkpoint_bytes: u64,
     pub streams_cached_max: usize,
     pub sweep_interval_ms: u64,
+    /// How fast bytes at rest are checked; 0 = only what is suspect.
+    pub scrub_bytes_per_second: u64,
+    /// Least time from the beginning of one pass to the beginning of the next.
+    pub scrub_interval_s: u64,
     pub insecure: bool,
     /// Scheme and authority of `Location` headers when a proxy stands in front.
     pub public_url: Option<String>,
@@ -93,6 +97,8 @@ impl Default for Config {
             checkpoint_bytes: 64 << 20,
             streams_cached_max: 20_000,
             sweep_interval_ms: 1_000,
+            scrub_bytes_per_second: 8 << 20,
+            scrub_interval_s: 24 * 3600,
             insecure: false,
             public_url: None,
             fault_sync_delay_ms: 0,

@@ -76,6 +76,11 @@ pub trait Disk: Send + Sync {
 pub trait DiskFile: Send + Sync {
     /// May be short; 0 means end of file. See [`read_exact_at`].
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize>;
+    /// Like `read_at`, for bytes that nobody will want again soon: what was not in the page cache before is not
+    /// kept there.
+    fn read_once_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        self.read_at(buffer, position)
+    }
     /// May be short. See [`write_all_at`].
     fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize>;
     /// fdatasync: the bytes, and the length needed to read them.
@@ -337,9 +342,45 @@ struct RealFile {
     file: File,
 }
 
+impl RealFile {
+    /// What the page cache holds from `position` on; `None` if the disk would have to be asked.
+    fn read_cached_at(&self, buffer: &mut [u8], position: u64) -> Option<usize> {
+        let position = libc::off_t::try_from(position).ok()?;
+        let piece = libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        };
+        // SAFETY: the descriptor is open as long as `self`, and the one piece describes `buffer`, which is
+        // borrowed for writing until the call returns.
+        let count =
+            unsafe { libc::preadv2(self.file.as_raw_fd(), &piece, 1, position, libc::RWF_NOWAIT) };
+        // Nothing is the end of the file; errors are those of the plain read that follows.
+        usize::try_from(count).ok().filter(|count| *count > 0)
+    }
+
+    /// A hint to the kernel; if it is not taken, only memory is used less well.
+    fn advise(&self, position: u64, len: usize, advice: libc::c_int) {
+        if let (Ok(position), Ok(len)) = (position.try_into(), len.try_into()) {
+            // SAFETY: takes numbers only; the descriptor is open as long as `self`.
+            unsafe { libc::posix_fadvise(self.file.as_raw_fd(), position, len, advice) };
+        }
+    }
+}
+
 impl DiskFile for RealFile {
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         self.file.read_at(buffer, position)
+    }
+
+    fn read_once_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+        if let Some(count) = self.read_cached_at(buffer, position) {
+            return Ok(count);
+        }
+        // Without reading ahead: pages that it brings in would then pass for somebody else's.
+        self.advise(position, 0, libc::POSIX_FADV_RANDOM);
+        let count = self.file.read_at(buffer, position)?;
+        self.advise(position, count, libc::POSIX_FADV_DONTNEED);
+        Ok(count)
     }
 
     fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize> {

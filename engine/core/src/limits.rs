@@ -36,6 +36,10 @@ pub const HOT_BYTES_FACTOR: u64 = 4;
 pub const HOT_BYTES_MIN: u64 = 16 << 20;
 /// Possible losses remembered, one per start; an offset of an older, empty epoch is then refused.
 pub const LOSSES_MAX: usize = 4096;
+/// Damaged ranges remembered per stream; more melt into fewer, larger ones.
+pub const DAMAGED_RANGES_MAX: usize = 4096;
+/// Streams that wait for the scrub out of turn.
+pub const SUSPECTS_MAX: usize = 65_536;
 /// Files kept open by the cold store.
 pub const OPEN_FILES_MAX: usize = 256;
 

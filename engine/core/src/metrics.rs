@@ -67,6 +67,9 @@ metrics! {
     checkpoint_failures "counter" "millstream_checkpoint_failures_total" "Checkpoints that failed and will be tried again.";
     checkpoint_us "counter" "millstream_checkpoint_microseconds_total" "Time spent in checkpoints.";
     read_errors "counter" "millstream_read_errors_total" "Reads that failed on disk or checksum.";
+    damaged_ranges "gauge" "millstream_damaged_ranges" "Ranges of streams that cannot be read back: their readers get a gap.";
+    scrubbed_bytes "counter" "millstream_scrubbed_bytes_total" "Bytes at rest that the scrub has checked.";
+    scrub_passes "counter" "millstream_scrub_passes_total" "Times that the scrub has been through everything.";
     control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
 }
 

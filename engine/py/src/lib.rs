@@ -46,6 +46,11 @@ fn from_refusal(py: Python<'_>, refusal: &Refusal) -> PyErr {
     engine_error(py, refusal.code.code(), refusal.sentence())
 }
 
+/// From, to, reason, and whether bytes are missing for certain.
+type GapTuple = (String, String, &'static str, bool);
+/// Body, next offset, up to date, closed, and the gap before the body.
+type ReadTuple<'py> = (Bound<'py, PyBytes>, String, bool, bool, Option<GapTuple>);
+
 /// One open data directory.
 #[pyclass(module = "millstream._engine", frozen)]
 struct Engine {
@@ -103,7 +108,9 @@ impl Engine {
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let metrics = &self.server.engine.metrics;
         let status = PyDict::new(py);
+        status.set_item("status", self.server.engine.condition().name())?;
         status.set_item("trouble", self.server.engine.shard.trouble())?;
+        status.set_item("damaged_ranges", metrics.damaged_ranges.get())?;
         status.set_item("connections", metrics.connections.get())?;
         status.set_item("streams_cached", metrics.streams_cached.get())?;
         status.set_item("hot_bytes", metrics.hot_bytes.get())?;
@@ -144,7 +151,7 @@ impl Engine {
         path: &str,
         offset: &str,
         max_bytes: u64,
-    ) -> PyResult<(Bound<'py, PyBytes>, String, bool, bool)> {
+    ) -> PyResult<ReadTuple<'py>> {
         let result = py.detach(|| self.server.engine.local_read(path, offset, max_bytes));
         let read = result.map_err(|refusal| from_refusal(py, &refusal))?;
         Ok((
@@ -152,6 +159,10 @@ impl Engine {
             read.next.to_string(),
             read.up_to_date,
             read.closed,
+            read.gap.map(|gap| {
+                let (from, to) = (gap.from.to_string(), gap.to.to_string());
+                (from, to, gap.reason.name(), gap.certain)
+            }),
         ))
     }
 

@@ -59,6 +59,8 @@ fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()>
         "checkpoint_bytes" => config.checkpoint_bytes = value.extract()?,
         "streams_cached_max" => config.streams_cached_max = value.extract()?,
         "sweep_interval_ms" => config.sweep_interval_ms = value.extract()?,
+        "scrub_bytes_per_second" => config.scrub_bytes_per_second = value.extract()?,
+        "scrub_interval_s" => config.scrub_interval_s = value.extract()?,
         "insecure" => config.insecure = value.extract()?,
         "public_url" => {
             let url: Option<String> = value.extract()?;

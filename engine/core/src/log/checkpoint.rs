@@ -31,6 +31,8 @@ use crate::stream::state::{Keep, Life};
 pub const META_CHECKPOINT: &str = "checkpoint_sequence";
 pub const META_HIGHEST_EPOCH: &str = "highest_epoch";
 pub const META_LOSSES: &str = "losses";
+/// How many damaged ranges are known, so that readiness tells of them before the catalog was walked.
+pub const META_DAMAGED: &str = "damaged_ranges";
 /// Boot id of the kernel that the last run had; absent = unknown.
 pub const META_BOOT: &str = "boot";
 
@@ -182,6 +184,9 @@ impl Checkpoint<'_> {
             changes.push(Change::Put { path, id, value });
         }
         let summary = writer.finish().map_err(CheckpointError::Disk)?;
+        for stream in &summary.damaged {
+            self.directory.damaged.suspect_unknown(*stream);
+        }
         pack_live.extend(summary.pack_live);
         // A removal goes before a put of the same path: ids grow, and changes keep their order.
         self.commit(&changes, &pack_live, last)
@@ -222,9 +227,11 @@ impl Checkpoint<'_> {
         let sequence = self.staged.to_le_bytes();
         let epoch = self.highest_epoch.to_le_bytes();
         let losses = self.losses.encode();
+        let damaged = self.directory.damaged.ranges().to_le_bytes();
         let mut meta: Vec<(&str, &[u8])> =
             vec![(META_HIGHEST_EPOCH, &epoch), (META_LOSSES, &losses)];
         meta.push((META_BOOT, self.boot_id.as_ref().map_or(&[], |id| id)));
+        meta.push((META_DAMAGED, &damaged));
         if last {
             meta.push((META_CHECKPOINT, &sequence));
         }

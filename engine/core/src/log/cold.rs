@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+pub use self::check::{Checker, Fault, Progress, Trouble, is_damage};
 use self::files::{FileKey, OpenFiles};
 pub use self::spill::SpillPiece;
 pub use self::writer::{CheckpointSummary, CheckpointWriter};
@@ -28,6 +29,7 @@ use super::segment::{self, Part, SEGMENTS_DIRECTORY};
 use crate::io::{Disk, DiskFile, read_exact_at};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
 
+mod check;
 mod files;
 mod segments;
 mod spill;
@@ -40,6 +42,9 @@ mod fault_tests;
 mod tests;
 
 pub const OPEN_FILES_MAX_DEFAULT: usize = 256;
+
+/// What is to be true of the bytes of an extent that were read from a position on.
+type PieceCheck<'a> = dyn Fn(&Extent, u64, &[u8]) -> io::Result<()> + 'a;
 
 /// Entries read at once while index entries are iterated.
 const ITERATE_ENTRIES: u32 = 4096;
@@ -57,6 +62,30 @@ pub struct Piece {
     pub file: Arc<dyn DiskFile>,
     pub file_position: u64,
     pub len: u64,
+    pub extent: Extent,
+}
+
+impl Piece {
+    /// Whether the file has `len` bytes of the piece, which begins at `position` of the stream.
+    pub fn check_length(&self, position: u64, len: u64) -> io::Result<()> {
+        let (file_len, wanted) = (self.file.len()?, self.file_position.saturating_add(len));
+        if file_len >= wanted {
+            return Ok(());
+        }
+        let error = io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!(
+                "{} ends at byte {file_len}, not {wanted}",
+                FileKey::data(self.extent.file).path()
+            ),
+        );
+        Err(Trouble::data(
+            &self.extent,
+            position,
+            position.saturating_add(len),
+            &error,
+        ))
+    }
 }
 
 pub struct ColdStore {
@@ -105,24 +134,50 @@ impl ColdStore {
     /// Reads bytes from `position` on; returns how many, which is less than the buffer only at the end of
     /// the last extent.
     pub fn read(&self, extents: &[Extent], position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_pieces(extents, position, buffer, &|_, _, _| Ok(()))
+    }
+
+    /// Like [`ColdStore::read`]; every append that is read whole matches its checksum, or it is an error.
+    pub fn read_checked(
+        &self,
+        extents: &[Extent],
+        position: u64,
+        buffer: &mut [u8],
+    ) -> io::Result<usize> {
+        self.read_pieces(extents, position, buffer, &|extent, from, bytes| {
+            self.verify(extent, from, bytes)
+        })
+    }
+
+    fn read_pieces(
+        &self,
+        extents: &[Extent],
+        position: u64,
+        buffer: &mut [u8],
+        check: &PieceCheck<'_>,
+    ) -> io::Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
-            let Some((extent, at)) = locate(extents, position.saturating_add(done as u64))? else {
+            let from = position.saturating_add(done as u64);
+            let Some((extent, at)) = locate(extents, from)? else {
                 break;
             };
             let wanted =
                 (buffer.len() - done).min(usize::try_from(extent.len - at).unwrap_or(usize::MAX));
-            let key = FileKey::data(extent.file);
-            let file = self.files.get(key)?;
-            read_exact_at(
-                &*file,
-                &mut buffer[done..done + wanted],
-                extent.file_position.saturating_add(at),
-            )
-            .map_err(|error| key.explain(error))?;
+            let piece = &mut buffer[done..done + wanted];
+            self.read_piece(extent, at, piece)
+                .map_err(|error| Trouble::data(extent, from, from + wanted as u64, &error))?;
+            check(extent, from, piece)?;
             done += wanted;
         }
         Ok(done)
+    }
+
+    fn read_piece(&self, extent: &Extent, at: u64, piece: &mut [u8]) -> io::Result<()> {
+        let key = FileKey::data(extent.file);
+        let file = self.files.get(key)?;
+        read_exact_at(&*file, piece, extent.file_position.saturating_add(at))
+            .map_err(|error| key.explain(error))
     }
 
     /// The file that holds the byte at `position` and how many bytes follow there. `None` beyond the extents.
@@ -130,12 +185,17 @@ impl ColdStore {
         let Some((extent, at)) = locate(extents, position)? else {
             return Ok(None);
         };
-        let file = self.files.get(FileKey::data(extent.file))?;
+        let trouble = |error| Trouble::data(extent, position, position.saturating_add(1), &error);
+        let file = self
+            .files
+            .get(FileKey::data(extent.file))
+            .map_err(trouble)?;
         let file_position = extent.file_position.saturating_add(at);
         Ok(Some(Piece {
             file,
             file_position,
             len: extent.len - at,
+            extent: *extent,
         }))
     }
 
@@ -219,7 +279,8 @@ impl ColdStore {
                 let block = self.read_index(extent, number, count)?;
                 block
                     .iter()
-                    .try_for_each(|entry| index::check_inside(extent, entry))?;
+                    .try_for_each(|entry| index::check_inside(extent, entry))
+                    .map_err(|error| Trouble::index(extent, &error))?;
                 entries.extend(block);
                 number += count;
             }
@@ -369,22 +430,28 @@ impl ColdStore {
         before: &dyn Fn(&IndexEntry) -> bool,
     ) -> io::Result<(u32, Option<IndexEntry>)> {
         let key = FileKey::index(extent.file);
-        let file = self.files.get(key)?;
-        index::search(&*file, extent, before).map_err(|error| key.explain(error))
+        let search = || {
+            let file = self.files.get(key)?;
+            index::search(&*file, extent, before).map_err(|error| key.explain(error))
+        };
+        search().map_err(|error| Trouble::index(extent, &error))
     }
 
     fn entry(&self, extent: &Extent, number: u32) -> io::Result<IndexEntry> {
         let block = self.read_index(extent, number, 1)?;
         let entry = block.first().copied().ok_or(io::ErrorKind::UnexpectedEof)?;
-        index::check_inside(extent, &entry)?;
+        index::check_inside(extent, &entry).map_err(|error| Trouble::index(extent, &error))?;
         Ok(entry)
     }
 
     fn read_index(&self, extent: &Extent, first: u32, count: u32) -> io::Result<Vec<IndexEntry>> {
         let key = FileKey::index(extent.file);
-        let file = self.files.get(key)?;
-        index::read_entries(&*file, extent.index_position, first, count)
-            .map_err(|error| key.explain(error))
+        let read = || {
+            let file = self.files.get(key)?;
+            index::read_entries(&*file, extent.index_position, first, count)
+                .map_err(|error| key.explain(error))
+        };
+        read().map_err(|error| Trouble::index(extent, &error))
     }
 }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 
 use crate::log::catalog::{Catalog, CatalogError};
+use crate::log::damaged::Damaged;
 use crate::metrics::Metrics;
 use crate::model::{ContentType, StreamId};
 use crate::stream::handle::Stream;
@@ -34,6 +35,7 @@ pub struct Directory {
     /// Streams changed since they were last written to the catalog.
     dirty: Mutex<Vec<Arc<Stream>>>,
     content_types: RwLock<HashMap<Box<str>, Arc<ContentType>>>,
+    pub damaged: Damaged,
 }
 
 struct ByPath(Arc<Stream>);
@@ -61,6 +63,7 @@ impl Borrow<str> for ByPath {
 impl Directory {
     pub fn new(catalog: Arc<Catalog>, metrics: Arc<Metrics>) -> Directory {
         Directory {
+            damaged: Damaged::new(Arc::clone(&metrics)),
             catalog,
             metrics,
             by_path: (0..SLOTS).map(|_| Mutex::default()).collect(),
@@ -89,6 +92,10 @@ impl Directory {
             return Ok(None);
         };
         let stream = Arc::new(self.decode(&value, path)?);
+        let damaged = stream.lock().damaged().len();
+        if damaged > 0 {
+            self.damaged.note(stream.id, damaged);
+        }
         slot.insert(ByPath(Arc::clone(&stream)));
         self.id_slot(stream.id)
             .lock()
@@ -173,6 +180,7 @@ impl Directory {
     /// Forgets a purged stream, once the catalog has.
     pub fn forget(&self, stream: &Stream) {
         let mut slot = self.path_slot(&stream.path).lock();
+        self.damaged.forget(stream.id);
         if slot
             .get(&*stream.path)
             .is_some_and(|found| found.0.id == stream.id)

@@ -3,6 +3,7 @@
 pub mod catalog;
 pub mod checkpoint;
 pub mod cold;
+pub mod damaged;
 pub mod directory;
 pub mod format;
 pub mod index;

@@ -19,9 +19,8 @@ use crate::serve::http::Head;
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::read::{ReadPlan, Window};
 use crate::serve::respond::{self, Reply};
-use crate::shard::read::read_failed;
 use crate::stream::handle::Stream;
-use crate::stream::offsets::{self, Gap};
+use crate::stream::offsets::{self, Gap, ReadStart};
 use crate::stream::state::{Life, StreamState};
 
 const CURSOR_EPOCH_MS: u64 = 1_728_432_000_000;
@@ -115,11 +114,15 @@ impl Reactor {
 
     /// Answers a poll with what there is now: data, the end, or nothing.
     fn answer_poll(&mut self, conn: &mut Conn, poll: &LongPoll) -> Result<Flow, Refusal> {
-        let window = self.window(
-            &poll.stream,
-            poll.position,
-            self.engine.config.read_window_bytes,
-        )?;
+        let start = ReadStart {
+            position: poll.position,
+            gap: poll.gap,
+        };
+        let ReadStart { position, gap } = self
+            .engine
+            .skip_damage(&poll.stream, start, None)
+            .map_err(|error| self.engine.read_failed(error))?;
+        let window = self.window(&poll.stream, position, self.engine.config.read_window_bytes)?;
         let cursor = self.cursor_for(poll.cursor);
         let reply = Reply {
             date: &self.date,
@@ -128,13 +131,13 @@ impl Reactor {
             head_only: false,
             control: false,
         };
-        if window.end > window.start || poll.gap.is_some() {
-            let cache: &[u8] = if poll.gap.is_some() {
+        if window.end > window.start || gap.is_some() {
+            let cache: &[u8] = if gap.is_some() {
                 b"no-store"
             } else {
                 b"no-cache"
             };
-            return self.send_window_as(conn, &reply, &poll.stream, &window, poll.gap, |out| {
+            return self.send_window_as(conn, &reply, &poll.stream, &window, gap, |out| {
                 respond::number_header(out, "Stream-Cursor", cursor);
                 respond::header(out, "Cache-Control", cache);
             });
@@ -187,7 +190,10 @@ impl Reactor {
         };
         let result = match refusal {
             Some(code) => Err(code.into()),
-            None => self.answer_poll(conn, &poll).map(|_| ()),
+            None => {
+                let engine = Arc::clone(&self.engine);
+                engine.past_damage(|| self.answer_poll(conn, &poll).map(|_| ()))
+            }
         };
         if let Err(refusal) = result {
             let reply = Reply {
@@ -262,17 +268,26 @@ impl Reactor {
 
     /// Gives the subscriber its next frame if it has room for one and there is something to say.
     pub fn pump_sse(&mut self, conn: &mut Conn) {
+        let engine = Arc::clone(&self.engine);
+        if let Err(refusal) = engine.past_damage(|| self.next_frame(conn)) {
+            // The response has begun: only a broken connection can say that it is not whole.
+            report!("SSE reader dropped: {}", refusal.sentence());
+            conn.dead = true;
+        }
+    }
+
+    fn next_frame(&mut self, conn: &mut Conn) -> Result<(), Refusal> {
         let unsent = conn.unsent() > 0;
         let Phase::Sse(sse) = &mut conn.phase else {
-            return;
+            return Ok(());
         };
         if sse.frame.is_some() || (unsent && sse.started) {
-            return;
+            return Ok(());
         }
         let (visible, life) = {
             let state = sse.stream.lock();
             if self.delete_is_pending(&state) {
-                return;
+                return Ok(());
             }
             let behind = sse.position < state.visible.tail || sse.at_boundary;
             if sse.started && sse.gap.is_none() && behind {
@@ -282,17 +297,18 @@ impl Reactor {
             (state.visible, state.life)
         };
         if life != Life::Live {
-            return self.end_sse(conn);
+            self.end_sse(conn);
+            return Ok(());
         }
+        self.skip_damage_for(sse, visible.tail)?;
         if sse.started && sse.position >= visible.tail && !visible.closed && sse.gap.is_none() {
-            return;
+            return Ok(());
         }
         let current = self.wall_ms.saturating_sub(CURSOR_EPOCH_MS) / CURSOR_INTERVAL_MS;
         sse.cursor = sse.cursor.filter(|ahead| *ahead > current);
         let private = !sse.started || sse.gap.is_some() || sse.cursor.is_some() || !sse.chunked;
-        let (stream, position, gap) = (Arc::clone(&sse.stream), sse.position, sse.gap.take());
+        let (stream, position, gap) = (Arc::clone(&sse.stream), sse.position, sse.gap);
         let cursor = sse.cursor.unwrap_or(current);
-        sse.started = true;
         let chunked = sse.chunked;
         let cached = self.shared_frame.as_ref().filter(|frame| {
             let current =
@@ -307,39 +323,34 @@ impl Reactor {
                 frame.up_to_date,
                 frame.epoch,
             ),
-            None => match self.render_frame(&stream, position, gap, cursor, chunked) {
-                Ok((bytes, window)) => {
-                    let bytes = Arc::new(bytes);
-                    if !private {
-                        self.shared_frame = Some(SharedFrame {
-                            stream: stream.id,
-                            from: position,
-                            to: window.end,
-                            ended: window.closed,
-                            up_to_date: window.up_to_date,
-                            epoch: window.next.epoch,
-                            bytes: Arc::clone(&bytes),
-                        });
-                    }
-                    (
-                        bytes,
-                        window.end,
-                        window.closed,
-                        window.up_to_date,
-                        window.next.epoch,
-                    )
+            None => {
+                let (bytes, window) = self.render_frame(&stream, position, gap, cursor, chunked)?;
+                let bytes = Arc::new(bytes);
+                if !private {
+                    self.shared_frame = Some(SharedFrame {
+                        stream: stream.id,
+                        from: position,
+                        to: window.end,
+                        ended: window.closed,
+                        up_to_date: window.up_to_date,
+                        epoch: window.next.epoch,
+                        bytes: Arc::clone(&bytes),
+                    });
                 }
-                Err(refusal) => {
-                    // The response has begun: only a broken connection can say that it is not whole.
-                    report!("SSE reader dropped: {}", refusal.sentence());
-                    conn.dead = true;
-                    return;
-                }
-            },
+                (
+                    bytes,
+                    window.end,
+                    window.closed,
+                    window.up_to_date,
+                    window.next.epoch,
+                )
+            }
         };
         let Phase::Sse(sse) = &mut conn.phase else {
-            return;
+            return Ok(());
         };
+        sse.started = true;
+        sse.gap = None;
         sse.position = to;
         sse.epoch = epoch;
         // All bytes were sent, and yet there is something to be told: an epoch that begins here.
@@ -352,6 +363,24 @@ impl Reactor {
         if ended {
             self.end_sse(conn);
         }
+        Ok(())
+    }
+
+    /// Moves a subscriber that stands before damaged bytes behind them; its next frame carries the gap.
+    fn skip_damage_for(&self, sse: &mut Sse, tail: u64) -> Result<(), Refusal> {
+        if sse.position >= tail {
+            return Ok(());
+        }
+        let start = ReadStart {
+            position: sse.position,
+            gap: sse.gap,
+        };
+        let start = self
+            .engine
+            .skip_damage(&sse.stream, start, None)
+            .map_err(|error| self.engine.read_failed(error))?;
+        (sse.position, sse.gap) = (start.position, start.gap);
+        Ok(())
     }
 
     /// One data event with everything up to the window's end (if there is anything), then its control event.
@@ -369,7 +398,7 @@ impl Reactor {
             let bytes = self
                 .engine
                 .read_range(stream, window.start, window.end)
-                .map_err(read_failed)?;
+                .map_err(|error| self.engine.read_failed(error))?;
             self.engine.metrics.read_bytes.add(bytes.len() as u64);
             render_data(&mut event, stream.content_type.media, &bytes);
         }

@@ -126,6 +126,7 @@ impl Reactor {
                 Ok((0, _)) => {
                     self.engine.metrics.read_errors.add(1);
                     report!("a body came up short at {}", sending.position);
+                    self.engine.doubt_files(&sending.stream, sending.position);
                     return Sent::Dead;
                 }
                 Ok((sent, wanted)) => {
@@ -137,9 +138,11 @@ impl Reactor {
                 }
                 Err(error) if sys::would_block(&error) => return Sent::Blocked,
                 Err(error) => {
-                    if error.raw_os_error().is_none() {
+                    // A socket fails with codes of its own; what has none, or this one, is about the file.
+                    if matches!(error.raw_os_error(), None | Some(libc::EIO)) {
                         self.engine.metrics.read_errors.add(1);
                         report!("a body could not be read: {error}");
+                        self.engine.doubt_files(&sending.stream, sending.position);
                     }
                     return Sent::Dead;
                 }

@@ -12,7 +12,6 @@ use crate::serve::respond::{self, Reply};
 use crate::serve::route::{Live, ReadQuery, read_query};
 use crate::serve::time::format_rfc3339;
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::read::read_failed;
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{self, Gap, ReadStart};
 use crate::stream::state::Visible;
@@ -60,23 +59,62 @@ impl Reactor {
                 .renew_for_read(&stream, &mut state, self.wall_ms);
             query
         };
-        let plan = self.plan_read(&stream, &query).map_err(Undone::refused)?;
         self.engine.metrics.reads.add(1);
         self.round_has_reads = true;
-        match query.live {
-            None => self
-                .catch_up(conn, head, &stream, &plan)
-                .map_err(Undone::refused),
-            Some(Live::LongPoll) => self
-                .long_poll(conn, head, stream, plan, query.cursor)
-                .map_err(Undone::refused),
-            Some(Live::Sse) => self
-                .begin_sse(conn, head, stream, plan, query.cursor)
-                .map_err(Undone::refused),
-        }
+        let engine = Arc::clone(&self.engine);
+        engine
+            .past_damage(|| {
+                let plan = self.plan_read(&stream, &query)?;
+                let stream = Arc::clone(&stream);
+                match query.live {
+                    None => self.catch_up(conn, head, &stream, &plan),
+                    Some(Live::LongPoll) => self.long_poll(conn, head, stream, plan, query.cursor),
+                    Some(Live::Sse) => self.begin_sse(conn, head, stream, plan, query.cursor),
+                }
+            })
+            .map_err(Undone::refused)
     }
 
+    /// Where the read begins, behind damage if there is some.
     fn plan_read(&self, stream: &Arc<Stream>, query: &ReadQuery) -> Result<ReadPlan, Refusal> {
+        let (plan, asked) = self.plan_start(stream, query)?;
+        let failed = |error| self.engine.read_failed(error);
+        let start = ReadStart {
+            position: plan.position,
+            gap: plan.gap,
+        };
+        let start = self
+            .engine
+            .skip_damage(stream, start, asked)
+            .map_err(failed)?;
+        let checked = start.gap.is_some() || start.position == stream.lock().visible.tail;
+        if asked.is_some()
+            && !checked
+            && !self
+                .engine
+                .is_boundary(stream, start.position)
+                .map_err(failed)?
+        {
+            self.engine.doubt(stream, start.position).map_err(failed)?;
+            return Err(Refusal::with(
+                ErrorCode::OffsetInvalid,
+                "No append of this stream ends at this offset.",
+            ));
+        }
+        Ok(ReadPlan {
+            position: start.position,
+            gap: start.gap,
+            ..plan
+        })
+    }
+
+    /// Where the read would begin if all bytes were there, and the offset that the client named.
+    fn plan_start(
+        &self,
+        stream: &Arc<Stream>,
+        query: &ReadQuery,
+    ) -> Result<(ReadPlan, Option<Offset>), Refusal> {
+        let failed = |error| self.engine.read_failed(error);
         let plain = |position| ReadPlan {
             position,
             gap: None,
@@ -84,18 +122,12 @@ impl Reactor {
             now: false,
         };
         if let Some(count) = query.tail {
-            return self
-                .engine
-                .position_of_last(stream, count)
-                .map(plain)
-                .map_err(read_failed);
+            let position = self.engine.position_of_last(stream, count);
+            return Ok((plain(position.map_err(failed)?), None));
         }
         if let Some(time_ms) = query.since_ms {
-            return self
-                .engine
-                .position_at_time(stream, time_ms)
-                .map(plain)
-                .map_err(read_failed);
+            let position = self.engine.position_at_time(stream, time_ms);
+            return Ok((plain(position.map_err(failed)?), None));
         }
         let Some(text) = query.offset.as_deref() else {
             if query.live.is_some() {
@@ -104,44 +136,27 @@ impl Reactor {
                     "A live read needs an offset.",
                 ));
             }
-            return Ok(plain(0));
+            return Ok((plain(0), None));
         };
         if text == b"-1" {
-            return Ok(plain(0));
+            return Ok((plain(0), None));
         }
         if text == b"now" {
-            return Ok(ReadPlan {
+            let plan = ReadPlan {
                 now: true,
                 ..plain(stream.lock().visible.tail)
-            });
+            };
+            return Ok((plan, None));
         }
         let offset = Offset::parse(text).ok_or(ErrorCode::OffsetInvalid)?;
-        let (start, tail) = {
-            let state = stream.lock();
-            (
-                offsets::resolve(&state, &self.engine.losses, offset)?,
-                state.visible.tail,
-            )
+        let start = offsets::resolve(&stream.lock(), &self.engine.losses, offset)?;
+        let minted = offset != Offset::START;
+        let plan = ReadPlan {
+            gap: start.gap,
+            minted,
+            ..plain(start.position)
         };
-        let ReadStart { position, gap } = start;
-        if gap.is_none()
-            && position != tail
-            && !self
-                .engine
-                .is_boundary(stream, position)
-                .map_err(read_failed)?
-        {
-            return Err(Refusal::with(
-                ErrorCode::OffsetInvalid,
-                "No append of this stream ends at this offset.",
-            ));
-        }
-        Ok(ReadPlan {
-            position,
-            gap,
-            minted: offset != Offset::START,
-            now: false,
-        })
+        Ok((plan, minted.then_some(offset)))
     }
 
     /// The window that begins at `position`, with everything about it seen at one moment.
@@ -155,7 +170,7 @@ impl Reactor {
         let end = self
             .engine
             .window_end(stream, position, window_bytes, visible.tail)
-            .map_err(read_failed)?;
+            .map_err(|error| self.engine.read_failed(error))?;
         let (next, boundary) = if end > position {
             offsets::offset_behind_bytes(&stream.lock(), &self.engine.losses, end)
         } else {
@@ -228,6 +243,11 @@ impl Reactor {
         } else {
             stored
         };
+        if stored > INLINE_BODY_BYTES && !reply.head_only {
+            self.engine
+                .check_files(stream, window.start, window.end)
+                .map_err(|error| self.engine.read_failed(error))?;
+        }
         let start = conn.output.len();
         let out = &mut conn.output;
         respond::begin(out, 200, reply);
@@ -260,57 +280,52 @@ impl Reactor {
         if json {
             out.push(b'[');
         }
-        let body_end = if json && stored > 0 {
-            window.end - 1
-        } else {
-            window.end
-        };
+        // The comma behind the last message is stored, but not sent.
+        let comma = u64::from(json && stored > 0);
         let suffix = json.then_some(b']');
         if stored <= INLINE_BODY_BYTES {
-            return self.copy_body(conn, start, stream, window.start, body_end, suffix);
+            let copied = self.copy_body(&mut conn.output, stream, window);
+            if copied.is_err() {
+                conn.output.truncate(start);
+            }
+            copied?;
+            conn.output.truncate(conn.output.len() - comma as usize);
+            conn.output.extend(suffix);
+            return Ok(Flow::Done);
         }
         let sending = Sending {
             stream: Arc::clone(stream),
             position: window.start,
-            end: body_end,
+            end: window.end - comma,
             suffix,
         };
         conn.phase = Phase::Sending(Box::new(sending));
         Ok(Flow::Done)
     }
 
+    /// The window's bytes as they are stored. Whole appends, so that each is checked.
     fn copy_body(
         &self,
-        conn: &mut Conn,
-        start: usize,
+        out: &mut Vec<u8>,
         stream: &Arc<Stream>,
-        mut position: u64,
-        end: u64,
-        suffix: Option<u8>,
-    ) -> Result<Flow, Refusal> {
-        while position < end {
-            let filled = conn.output.len();
-            conn.output.resize(filled + (end - position) as usize, 0);
-            let result = self
+        window: &Window,
+    ) -> Result<(), Refusal> {
+        let mut position = window.start;
+        while position < window.end {
+            let filled = out.len();
+            out.resize(filled + (window.end - position) as usize, 0);
+            let count = self
                 .engine
-                .fill(stream, position, &mut conn.output[filled..]);
-            let count = match result {
-                Ok(count) if count > 0 => count,
-                Ok(_) => {
-                    conn.output.truncate(start);
-                    return Err(read_failed(std::io::ErrorKind::UnexpectedEof.into()));
-                }
-                Err(error) => {
-                    self.engine.metrics.read_errors.add(1);
-                    conn.output.truncate(start);
-                    return Err(read_failed(error));
-                }
-            };
-            conn.output.truncate(filled + count);
+                .fill(stream, position, &mut out[filled..])
+                .and_then(|count| match count {
+                    0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+                    count => Ok(count),
+                })
+                .map_err(|error| self.engine.read_failed(error))?;
+            out.truncate(filled + count);
             position += count as u64;
         }
-        conn.output.extend(suffix);
-        Ok(Flow::Done)
+        Ok(())
     }
 
     /// Only a full window below the tail, asked for by a given offset, is the same for ever.

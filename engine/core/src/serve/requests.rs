@@ -10,6 +10,7 @@ use crate::serve::http::{
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond;
 use crate::serve::route::{Route, check_control_origin, route};
+use crate::shard::damage::Condition;
 use crate::shard::engine::Undone;
 
 /// Bodies above this count against the global bound while they arrive.
@@ -330,8 +331,11 @@ impl Reactor {
                 respond::preflight(&mut conn.output, &reply);
                 Flow::Done
             }
-            Route::Health => self.health(conn, head, None),
-            Route::Ready => self.health(conn, head, self.engine.shard.trouble()),
+            Route::Health => self.health(conn, head, 200, "ok"),
+            Route::Ready => match self.engine.condition() {
+                Condition::Trouble(what) => self.health(conn, head, 503, what),
+                condition => self.health(conn, head, 200, condition.name()),
+            },
             Route::Metrics => self.metrics(conn, head),
             Route::Subscriptions => self.forward(conn, head, body),
             Route::Control => {
@@ -346,11 +350,7 @@ impl Reactor {
     }
 
     /// Alive is whoever answers; ready is whose log does its work, too.
-    fn health(&mut self, conn: &mut Conn, head: &Head<'_>, trouble: Option<&'static str>) -> Flow {
-        let (status, text) = match trouble {
-            None => (200, "ok"),
-            Some(what) => (503, what),
-        };
+    fn health(&mut self, conn: &mut Conn, head: &Head<'_>, status: u16, text: &str) -> Flow {
         let reply = self.reply_for(conn, head);
         respond::begin(&mut conn.output, status, &reply);
         if status == 503 {

@@ -36,6 +36,7 @@ struct Threads {
     reactors: Vec<JoinHandle<()>>,
     log: Vec<JoinHandle<()>>,
     maintenance: Option<JoinHandle<()>>,
+    scrub: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -62,6 +63,8 @@ impl Server {
             .push(spawn("write", move || writing.shard.run_write_thread())?);
         let maintaining = Arc::clone(&engine);
         threads.maintenance = Some(spawn("maintain", move || maintaining.run_maintenance())?);
+        let scrubbing = Arc::clone(&engine);
+        threads.scrub = Some(spawn("scrub", move || scrubbing.run_scrub())?);
         Ok(Server {
             engine,
             listener,
@@ -110,6 +113,10 @@ impl Server {
             join(reactor, "reactor");
         }
         self.engine.maintenance.stop();
+        self.engine.directory.damaged.stop();
+        if let Some(thread) = threads.scrub.take() {
+            join(thread, "scrub");
+        }
         if let Some(thread) = threads.maintenance.take() {
             join(thread, "maintenance");
         }

@@ -11,7 +11,6 @@ use crate::limits::CONTENT_TYPE_MAX_BYTES;
 use crate::model::{ContentType, Gate, Media, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::read::read_failed;
 use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::json;
@@ -223,13 +222,13 @@ impl Engine {
         };
         if !self
             .is_boundary(&source, anchor)
-            .map_err(|error| Undone::refused(read_failed(error)))?
+            .map_err(|error| Undone::refused(self.read_failed(error)))?
         {
             return Err(invalid());
         }
         let records = self
             .records_at(&source, anchor)
-            .map_err(|error| Undone::refused(read_failed(error)))?;
+            .map_err(|error| Undone::refused(self.read_failed(error)))?;
         let (prefix, prefix_records) = match fork.sub_offset {
             0 => (Vec::new(), 0),
             count => self

@@ -241,6 +241,7 @@ impl Engine {
             recovered.highest_epoch,
             recovered.highest_generation,
         );
+        engine.recall_damage()?;
         recovered
             .unneeded
             .into_iter()

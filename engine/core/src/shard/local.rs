@@ -9,13 +9,12 @@ use crate::model::{Class, ContentType, Gate, Media, Offset};
 use crate::refusal::Refusal;
 use crate::shard::create::json_refusal;
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::read::read_failed;
 use crate::shard::write::WriteScratch;
 use crate::stream::append::AppendRequest;
 use crate::stream::handle::Stream;
 use crate::stream::json;
 use crate::stream::lifecycle::CreateRequest;
-use crate::stream::offsets;
+use crate::stream::offsets::{self, Gap, ReadStart};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -25,6 +24,8 @@ pub struct LocalRead {
     pub next: Offset,
     pub up_to_date: bool,
     pub closed: bool,
+    /// Bytes before the body that cannot be had.
+    pub gap: Option<Gap>,
 }
 
 impl Engine {
@@ -187,27 +188,42 @@ impl Engine {
             };
             Ok((stream, gate))
         })?;
-        let (position, visible) = {
+        self.past_damage(|| self.read_once(&stream, offset, max_bytes))
+    }
+
+    fn read_once(
+        &self,
+        stream: &Arc<Stream>,
+        offset: &str,
+        max_bytes: u64,
+    ) -> Result<LocalRead, Refusal> {
+        let failed = |error| self.read_failed(error);
+        let from = |position| ReadStart {
+            position,
+            gap: None,
+        };
+        let (start, asked, visible) = {
             let state = stream.lock();
-            let position = match offset {
-                "-1" => 0,
-                "now" => state.visible.tail,
+            let (start, asked) = match offset {
+                "-1" => (from(0), None),
+                "now" => (from(state.visible.tail), None),
                 text => {
                     let parsed = Offset::parse(text.as_bytes()).ok_or(ErrorCode::OffsetInvalid)?;
-                    offsets::resolve(&state, &self.losses, parsed)?.position
+                    let start = offsets::resolve(&state, &self.losses, parsed)?;
+                    (start, (parsed != Offset::START).then_some(parsed))
                 }
             };
-            (position, state.visible)
+            (start, asked, state.visible)
         };
-        if !self.is_boundary(&stream, position).map_err(read_failed)? {
+        let ReadStart { position, gap } = self.skip_damage(stream, start, asked).map_err(failed)?;
+        if gap.is_none() && !self.is_boundary(stream, position).map_err(failed)? {
+            self.doubt(stream, position).map_err(failed)?;
             return Err(ErrorCode::OffsetInvalid.into());
         }
         let end = self
-            .window_end(&stream, position, max_bytes, visible.tail)
-            .map_err(read_failed)?;
-        let bytes = self
-            .read_range(&stream, position, end)
-            .map_err(read_failed)?;
+            .window_end(stream, position, max_bytes, visible.tail)
+            .map_err(failed)?;
+        let bytes = self.read_range(stream, position, end).map_err(failed)?;
         let next = offsets::offset_after(&stream.lock(), &self.losses, end);
         let up_to_date = end == visible.tail;
         Ok(LocalRead {
@@ -215,6 +231,7 @@ impl Engine {
             next,
             up_to_date,
             closed: up_to_date && visible.closed,
+            gap,
         })
     }
 }

@@ -1,10 +1,12 @@
 //! Reading: from an offset to bytes. A position is served by the stream that owns it (a fork's source below
 //! the fork point), and there by extents, then bytes being checkpointed, then the hot tail.
 //!
+//! What is copied is checked against its checksums on the way; bytes that the kernel moves are not, they are the
+//! scrub's. Damage that is met is looked into at once (`damage`), so that the next try finds it recorded.
+//!
 //! Nothing here buffers: `fill` copies the next piece into the caller's buffer, so a stalled reader holds
 //! neither memory, nor a thread, nor a descriptor.
 
-use crate::report;
 use std::io;
 use std::sync::Arc;
 
@@ -63,7 +65,7 @@ impl Engine {
         buffer: &mut [u8],
     ) -> io::Result<usize> {
         let (owner, limit) = self.owner_of(stream, position)?;
-        again_if_moved(|| self.fill_from(&owner, limit, position, buffer))
+        self.sound(&owner, || self.fill_from(&owner, limit, position, buffer))
     }
 
     fn fill_from(
@@ -87,7 +89,7 @@ impl Engine {
         if let Some(flushing) = parts.flushing.filter(|hot| position >= hot.start) {
             return Ok(flushing.copy(position, buffer));
         }
-        self.cold.read(&parts.extents, position, buffer)
+        self.cold.read_checked(&parts.extents, position, buffer)
     }
 
     /// Bytes from `position` on that can be sent as they lie in memory, without a copy; `None` where there are
@@ -114,11 +116,16 @@ impl Engine {
 
     /// The file that holds the bytes from `position` on, for the kernel to move; `None` if they are in memory.
     pub fn in_file(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<Piece>> {
-        again_if_moved(|| self.look_in_file(stream, position))
+        let (owner, limit) = self.owner_of(stream, position)?;
+        self.sound(&owner, || self.look_in_file(&owner, limit, position))
     }
 
-    fn look_in_file(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<Piece>> {
-        let (owner, limit) = self.owner_of(stream, position)?;
+    fn look_in_file(
+        &self,
+        owner: &Arc<Stream>,
+        limit: u64,
+        position: u64,
+    ) -> io::Result<Option<Piece>> {
         let extents = {
             let state = owner.lock();
             if position >= state.file_end() {
@@ -131,6 +138,23 @@ impl Engine {
             len: piece.len.min(limit - position),
             ..piece
         }))
+    }
+
+    /// Makes sure that files which hold a range are there and long enough, before somebody is promised its bytes.
+    pub fn check_files(&self, stream: &Arc<Stream>, mut position: u64, end: u64) -> io::Result<()> {
+        while position < end {
+            let (owner, limit) = self.owner_of(stream, position)?;
+            let piece = self.sound(&owner, || {
+                let piece = self.look_in_file(&owner, limit, position)?;
+                let Some(piece) = piece else { return Ok(None) };
+                let len = piece.len.min(end - position);
+                piece.check_length(position, len).map(|()| Some(len))
+            })?;
+            // From here on it is all in memory, or behind the range.
+            let Some(len) = piece else { return Ok(()) };
+            position = position.saturating_add(len);
+        }
+        Ok(())
     }
 
     /// Reads a whole range; the range must be visible.
@@ -156,9 +180,26 @@ impl Engine {
         Ok(bytes)
     }
 
+    /// Reads what `owner` has. A checkpoint may move bytes between a look at the extents and the read: then a
+    /// second look finds them. What fails is looked into.
+    fn sound<T>(
+        &self,
+        owner: &Arc<Stream>,
+        mut look: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let result = match look() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => look(),
+            result => result,
+        };
+        if let Err(error) = &result {
+            self.examine(owner, error);
+        }
+        result
+    }
+
     /// The stream that owns the byte at `position`, and where its ownership ends as seen from `stream`.
     /// Iterative: a chain of forks may be long.
-    fn owner_of(&self, stream: &Arc<Stream>, position: u64) -> io::Result<(Arc<Stream>, u64)> {
+    pub fn owner_of(&self, stream: &Arc<Stream>, position: u64) -> io::Result<(Arc<Stream>, u64)> {
         let mut owner = Arc::clone(stream);
         let mut limit = u64::MAX;
         loop {
@@ -184,7 +225,7 @@ impl Engine {
 
     /// First entry of a stream's own index that reaches the key.
     fn own_entry(&self, stream: &Arc<Stream>, key: Key) -> io::Result<Option<IndexEntry>> {
-        again_if_moved(|| self.look_for_entry(stream, key))
+        self.sound(stream, || self.look_for_entry(stream, key))
     }
 
     fn look_for_entry(&self, stream: &Arc<Stream>, key: Key) -> io::Result<Option<IndexEntry>> {
@@ -213,11 +254,11 @@ impl Engine {
 
     /// Last boundary at or below `limit` in the own index of the stream that owns the byte before it.
     fn boundary_at_or_before(&self, stream: &Arc<Stream>, limit: u64) -> io::Result<u64> {
-        again_if_moved(|| self.look_for_boundary(stream, limit))
+        let (owner, _) = self.owner_of(stream, limit.saturating_sub(1))?;
+        self.sound(&owner, || self.look_for_boundary(&owner, limit))
     }
 
-    fn look_for_boundary(&self, stream: &Arc<Stream>, limit: u64) -> io::Result<u64> {
-        let (owner, _) = self.owner_of(stream, limit.saturating_sub(1))?;
+    fn look_for_boundary(&self, owner: &Arc<Stream>, limit: u64) -> io::Result<u64> {
         let (parts, in_hot) = {
             let state = owner.lock();
             (parts(&state), last_not_beyond(&state.hot.index, limit))
@@ -231,6 +272,15 @@ impl Engine {
             .and_then(|hot| last_not_beyond(&hot.index, limit))
         {
             return Ok(entry.end);
+        }
+        // Extents hold whole appends, so where one ends needs no search.
+        let upto = parts.extents.partition_point(|extent| extent.end() < limit);
+        if parts
+            .extents
+            .get(upto)
+            .is_some_and(|extent| extent.end() == limit)
+        {
+            return Ok(limit);
         }
         let cold = self.cold.entry_at_or_before(&parts.extents, limit)?;
         Ok(cold.map_or(parts.start, |entry| entry.end))
@@ -247,14 +297,14 @@ impl Engine {
 
     /// Whether an append ended exactly here.
     pub fn is_boundary(&self, stream: &Arc<Stream>, position: u64) -> io::Result<bool> {
-        if position == 0 {
+        if position == 0 || self.boundary_at_or_before(stream, position)? == position {
             return Ok(true);
         }
-        Ok(self.boundary_at_or_before(stream, position)? == position)
+        self.is_damage_edge(stream, position)
     }
 
     /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, within
-    /// one epoch; a single larger append still goes out whole.
+    /// one epoch and before the next damaged range; a single larger append still goes out whole.
     /// `tail` is the visible tail as the caller saw it.
     pub fn window_end(
         &self,
@@ -264,7 +314,7 @@ impl Engine {
         tail: u64,
     ) -> io::Result<u64> {
         let epoch_end = offsets::epoch_end_after(&stream.lock(), position);
-        let end = tail.min(epoch_end);
+        let end = self.damage_start(stream, position, tail.min(epoch_end))?;
         let limit = position.saturating_add(window);
         if end <= limit {
             return Ok(end.max(position));
@@ -283,8 +333,8 @@ impl Engine {
             return Ok(0);
         }
         let (owner, _) = self.owner_of(stream, position - 1)?;
-        if owner.lock().start == position {
-            return Ok(owner.lock().start_records);
+        if let Some(records) = owner.lock().records_at_seam(position) {
+            return Ok(records);
         }
         let entry = self.own_entry(&owner, Key::End(position))?;
         entry
@@ -315,6 +365,10 @@ impl Engine {
             .own_entry(&owner, Key::Records(number + 1))?
             .ok_or_else(missing)?;
         let append_start = self.boundary_at_or_before(&owner, entry.end - 1)?;
+        if self.damage_start(&owner, append_start, entry.end)? < entry.end {
+            // Which bytes the record has cannot be told; the reader gets the gap.
+            return Ok(append_start);
+        }
         let records_before = self.records_at(&owner, append_start)?;
         let skip = number.saturating_sub(records_before) as usize;
         if skip == 0 || owner.content_type.media != Media::Json {
@@ -394,14 +448,23 @@ impl Engine {
         if anchor >= tail {
             return Err(beyond());
         }
+        let damaged = self.damage_end(stream, anchor);
+        if damaged.map_err(|error| self.read_failed(error))?.is_some() {
+            return Err(Refusal::with(
+                ErrorCode::ForkOffsetInvalid,
+                "The append that Stream-Fork-Sub-Offset counts in is damaged.",
+            ));
+        }
         let end = self
             .boundary_after(stream, anchor)
-            .map_err(read_failed)?
+            .map_err(|error| self.read_failed(error))?
             .min(tail);
         if stream.content_type.media != Media::Json && count > end - anchor {
             return Err(beyond());
         }
-        let bytes = self.read_range(stream, anchor, end).map_err(read_failed)?;
+        let bytes = self
+            .read_range(stream, anchor, end)
+            .map_err(|error| self.read_failed(error))?;
         if stream.content_type.media != Media::Json {
             return Ok((bytes[..count as usize].to_vec(), 1));
         }
@@ -411,20 +474,6 @@ impl Engine {
             .ok_or_else(beyond)?;
         let cut = json::message_ends(&bytes).nth(wanted).ok_or_else(beyond)?;
         Ok((bytes[..cut].to_vec(), count as u32))
-    }
-}
-
-/// A read error in the words of a reply; the log has the details.
-pub fn read_failed(error: io::Error) -> Refusal {
-    report!("read failed: {error}");
-    Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
-}
-
-/// A checkpoint may move bytes between a look at the extents and the read; then a second look finds them.
-fn again_if_moved<T>(mut look: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    match look() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => look(),
-        result => result,
     }
 }
 

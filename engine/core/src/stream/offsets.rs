@@ -234,6 +234,39 @@ pub fn offset_behind_bytes(state: &StreamState, losses: &Losses, end: u64) -> (O
     (offset, boundary)
 }
 
+/// A read that would start in bytes that cannot be read back starts behind them, with a gap from what was asked
+/// for. It takes in the gap of an epoch that begins on the way: bytes are missing for certain.
+pub fn behind_damage(
+    state: &StreamState,
+    losses: &Losses,
+    start: ReadStart,
+    asked: Option<Offset>,
+    end: u64,
+) -> ReadStart {
+    let asked = start.gap.map(|gap| gap.from).or(asked);
+    let from = asked.unwrap_or_else(|| offset_after(state, losses, start.position));
+    ReadStart {
+        position: end,
+        gap: Some(Gap {
+            from,
+            to: offset_before(state, losses, end),
+            reason: GapReason::Corruption,
+            certain: true,
+        }),
+    }
+}
+
+/// The offset from which the byte at `position` is read without passing a gap.
+fn offset_before(state: &StreamState, losses: &Losses, position: u64) -> Offset {
+    if position >= state.tail {
+        return offset_after(state, losses, position);
+    }
+    Offset {
+        epoch: epoch_of_byte_before(state, position + 1),
+        position,
+    }
+}
+
 /// First position behind `position` where another epoch begins: a response ends there.
 pub fn epoch_end_after(state: &StreamState, position: u64) -> u64 {
     state
@@ -466,6 +499,43 @@ mod tests {
         )
         .expect("perhaps a gap");
         assert!(edge.gap.is_some_and(|gap| !gap.certain));
+    }
+
+    #[test]
+    fn damage_is_passed_with_a_gap_to_an_offset_that_has_none() {
+        let mut state = memory_stream();
+        let mut losses = Losses::default();
+        losses.add(Loss {
+            epoch: 200,
+            reach: Class::Memory,
+            reason: GapReason::Crash,
+        });
+        state.later_epochs.push((200, 10));
+        state.push_bytes(b"abcdef", 1);
+        state.publish_applied();
+        let at = |epoch, position| Offset { epoch, position };
+        let start = |position| ReadStart {
+            position,
+            gap: None,
+        };
+        let skip = |position, asked, end| {
+            let passed = behind_damage(&state, &losses, start(position), asked, end);
+            let gap = passed.gap.expect("a gap");
+            assert!(gap.certain && gap.reason == GapReason::Corruption);
+            assert_eq!(passed.position, end);
+            let resumed = resolve(&state, &losses, gap.to).expect("it was given");
+            assert_eq!(resumed, start(end), "the end of a gap is no gap");
+            (gap.from, gap.to)
+        };
+        // Inside an epoch, up to the next one, into it, and to the tail.
+        assert_eq!(skip(0, None, 4), (at(100, 0), at(100, 4)));
+        assert_eq!(
+            skip(4, Some(at(100, 6)), 10),
+            (at(100, 6), at(200, 10)),
+            "what was asked for is where the gap begins"
+        );
+        assert_eq!(skip(4, None, 13), (at(100, 4), at(200, 13)));
+        assert_eq!(skip(12, None, 16), (at(200, 12), at(200, 16)));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::codec::{Reader, put_short};
 use crate::model::{Class, ContentType, Extent, FileRef, StreamId};
+use crate::stream::damage;
 use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::state::{ClosedBy, Expiry, Fork, Life, ProducerState, Producers, StreamState};
@@ -84,7 +85,17 @@ fn flags(state: &StreamState) -> u8 {
         } else {
             0
         })
-        | (if state.damaged.is_some() { DAMAGED } else { 0 })
+        | (if lasting_damage(state).is_empty() {
+            0
+        } else {
+            DAMAGED
+        })
+}
+
+/// Damage goes with the bytes that have it: others will stand at their positions.
+fn lasting_damage(state: &StreamState) -> Vec<damage::Range> {
+    let known = state.damaged.as_deref().map_or(&[][..], Vec::as_slice);
+    damage::below(known, state.lasting_tail().0).collect()
 }
 
 /// `Stream-Seq` goes with the bytes it came with: without them it would refuse their repetition.
@@ -129,11 +140,12 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
             }
         }
     }
-    if let Some(damaged) = &state.damaged {
+    let damaged = lasting_damage(state);
+    if !damaged.is_empty() {
         put_count(out, damaged.len());
-        for (start, end) in damaged.iter() {
-            put_u64(out, *start);
-            put_u64(out, *end);
+        for (start, end) in damaged {
+            put_u64(out, start);
+            put_u64(out, end);
         }
     }
 }
@@ -178,6 +190,11 @@ pub fn unseal(value: &[u8]) -> Option<&[u8]> {
 /// Whether an encoded stream expires; looks at one byte.
 pub fn has_expiry(value: &[u8]) -> bool {
     value.get(11).is_some_and(|flags| flags & EXPIRY != 0)
+}
+
+/// Whether an encoded stream has damaged ranges; looks at one byte.
+pub fn has_damage(value: &[u8]) -> bool {
+    value.get(11).is_some_and(|flags| flags & DAMAGED != 0)
 }
 
 /// Whether an encoded stream is soft-deleted and no fork needs it: its purge was lost with a crash.

@@ -15,8 +15,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::codec::{AppendExtra, ProducerTag};
-use crate::limits::PRODUCERS_PER_STREAM_MAX;
+use crate::limits::{DAMAGED_RANGES_MAX, PRODUCERS_PER_STREAM_MAX};
 use crate::model::{Class, Extent, IndexEntry, StreamId};
+use crate::stream::damage;
 use crate::stream::hot::Hot;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,6 +150,9 @@ pub struct StreamState {
     pub changing: bool,
     /// Ranges that cannot be read back, sorted and disjoint: readers get a gap.
     pub damaged: Option<Box<Vec<(u64, u64)>>>,
+    /// The same with ranges whose files are not there now, if there are such. Not written anywhere: files may come
+    /// back, and if they do not, that is found again.
+    pub unreadable: Option<Box<Vec<(u64, u64)>>>,
     /// Records up to the end of the extents.
     pub cold_records: u64,
     pub flushing: Option<Arc<Hot>>,
@@ -194,6 +198,7 @@ impl StreamState {
             keep: Keep::No,
             kept_ms: 0,
             damaged: None,
+            unreadable: None,
             cold_records: 0,
             flushing: None,
             hot: Hot::default(),
@@ -225,12 +230,52 @@ impl StreamState {
         }
     }
 
-    /// Every extent that can be read now.
+    /// Every extent that can be read now. One that is damaged as a whole is left out: its files may be gone.
     pub fn readable_extents(&self) -> Arc<Vec<Extent>> {
-        if self.spilled.is_empty() {
+        let damaged = self.damaged();
+        if self.spilled.is_empty() && damaged.is_empty() {
             return Arc::clone(&self.extents);
         }
-        Arc::new([self.extents.as_slice(), self.spilled.as_slice()].concat())
+        let all = self.extents.iter().chain(self.spilled.iter());
+        let readable = all.filter(|extent| !damage::covers(damaged, extent));
+        Arc::new(readable.copied().collect())
+    }
+
+    /// Records up to a position where bytes change their place: no index is needed for that.
+    pub fn records_at_seam(&self, position: u64) -> Option<u64> {
+        if position == self.start {
+            return Some(self.start_records);
+        }
+        let extents = self.extents.iter().chain(self.spilled.iter());
+        let seam = extents
+            .filter(|extent| extent.start == position)
+            .map(|extent| extent.base_records)
+            .next();
+        seam.or((position == self.file_end()).then(|| self.file_records()))
+    }
+
+    /// The ranges that readers go around.
+    pub fn damaged(&self) -> &[damage::Range] {
+        let ranges = self.unreadable.as_deref().or(self.damaged.as_deref());
+        ranges.map_or(&[], Vec::as_slice)
+    }
+
+    /// Adds a damaged range; one that is not `lasting` ends with the process. Returns whether it is news.
+    pub fn add_damage(&mut self, (start, end): damage::Range, lasting: bool) -> bool {
+        let mut news = false;
+        if !lasting && self.unreadable.is_none() {
+            self.unreadable = Some(Box::new(self.damaged().to_vec()));
+        }
+        if lasting {
+            let ranges = self.damaged.get_or_insert_default();
+            news |= damage::insert(ranges, start, end);
+            damage::bound(ranges, DAMAGED_RANGES_MAX);
+        }
+        if let Some(ranges) = &mut self.unreadable {
+            news |= damage::insert(ranges, start, end);
+            damage::bound(ranges, DAMAGED_RANGES_MAX);
+        }
+        news
     }
 
     /// Whether appends live in memory alone and end with the process.
@@ -460,6 +505,18 @@ mod tests {
         assert!(producers.len() < 1000 && producers.len() >= 700);
         assert!(producers.contains_key(&999u64.to_le_bytes()[..]));
         assert!(!producers.contains_key(&0u64.to_le_bytes()[..]));
+    }
+
+    #[test]
+    fn damage_that_may_pass_is_seen_and_not_kept() {
+        let mut state = StreamState::new(StreamId(1), Class::Fsync, 0);
+        assert!(state.add_damage((10, 20), true));
+        assert!(state.add_damage((15, 40), false));
+        assert!(!state.add_damage((15, 40), false));
+        assert_eq!(state.damaged(), [(10, 40)]);
+        assert!(state.add_damage((30, 35), true), "known now for good");
+        assert_eq!(state.damaged(), [(10, 40)]);
+        assert_eq!(state.damaged.as_deref(), Some(&vec![(10, 20), (30, 35)]));
     }
 
     #[test]

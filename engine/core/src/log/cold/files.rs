@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::check::kind_of;
 use super::spill;
 use crate::io::{Disk, DiskFile, OpenMode};
 use crate::log::pack;
@@ -52,9 +53,9 @@ impl FileKey {
         }
     }
 
-    /// Adds the path to an error and keeps its kind.
+    /// Adds the path to an error and keeps its kind; the code of a broken medium becomes one.
     pub fn explain(&self, error: io::Error) -> io::Error {
-        io::Error::new(error.kind(), format!("{}: {error}", self.path()))
+        io::Error::new(kind_of(&error), format!("{}: {error}", self.path()))
     }
 }
 

@@ -1,0 +1,296 @@
+//! Damage as the engine meets it: reads that fail are looked into, what is found is recorded on the stream that
+//! owns the bytes, and readers pass it with a gap.
+//!
+//! Sits between `read`, which meets it, and `log::cold`, which knows what is wrong. A fork has no list of its own
+//! for inherited bytes: it sees its source's.
+//!
+//! Invariants
+//! - `I-CORRUPT-1` Only what fails a second look is recorded, and what is recorded stays so until the stream goes;
+//!   for a file that is not there, until the process ends.
+//! - `I-CORRUPT-2` No response spans a damaged range; the read that starts in one carries the gap.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::ErrorCode;
+use crate::log::cold::{Fault, Trouble, is_damage};
+use crate::model::{Extent, Offset};
+use crate::refusal::Refusal;
+use crate::report;
+use crate::shard::engine::Engine;
+use crate::stream::damage;
+use crate::stream::handle::Stream;
+use crate::stream::offsets::{self, ReadStart};
+use crate::stream::state::Life;
+
+/// How the engine is, in one word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Condition {
+    Ok,
+    /// It serves; some ranges of streams cannot be read back.
+    Degraded,
+    /// The log does not do its work.
+    Trouble(&'static str),
+}
+
+impl Condition {
+    pub fn name(self) -> &'static str {
+        match self {
+            Condition::Ok => "ok",
+            Condition::Degraded => "degraded",
+            Condition::Trouble(what) => what,
+        }
+    }
+}
+
+/// Each attempt but the last finds damage that the next one knows of; more than a few have no end in sight.
+const READ_ATTEMPTS: usize = 8;
+
+impl Engine {
+    pub fn condition(&self) -> Condition {
+        match self.shard.trouble() {
+            Some(what) => Condition::Trouble(what),
+            None if self.directory.damaged.ranges() > 0 => Condition::Degraded,
+            None => Condition::Ok,
+        }
+    }
+
+    /// Where the damage that the byte at `position` is in ends, as seen from this stream.
+    pub fn damage_end(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<u64>> {
+        if has_none(stream, position) {
+            return Ok(None);
+        }
+        let mut end = None;
+        loop {
+            let at = end.unwrap_or(position);
+            let (owner, limit) = self.owner_of(stream, at)?;
+            let Some(range) = damage::at(owner.lock().damaged(), at) else {
+                return Ok(end);
+            };
+            end = Some(range.1.min(limit));
+            // Only at a fork point may another range follow at once: its own bytes have their own list.
+            if range.1 < limit {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Where the first damaged range behind `position` begins, if that is before `end`; else `end`.
+    pub fn damage_start(&self, stream: &Arc<Stream>, position: u64, end: u64) -> io::Result<u64> {
+        if has_none(stream, position) {
+            return Ok(end);
+        }
+        let mut at = position;
+        while at < end {
+            let (owner, limit) = self.owner_of(stream, at)?;
+            let next = damage::next_start(owner.lock().damaged(), at);
+            if let Some(start) = next.filter(|start| *start < limit.min(end)) {
+                return Ok(start);
+            }
+            at = limit;
+        }
+        Ok(end)
+    }
+
+    /// Whether a damaged range begins or ends here.
+    pub fn is_damage_edge(&self, stream: &Arc<Stream>, position: u64) -> io::Result<bool> {
+        let (owner, _) = self.owner_of(stream, position)?;
+        if damage::is_edge(owner.lock().damaged(), position) {
+            return Ok(true);
+        }
+        let (before, _) = self.owner_of(stream, position.saturating_sub(1))?;
+        Ok(damage::is_edge(before.lock().damaged(), position))
+    }
+
+    /// Moves a read that would start in damaged bytes behind them. `asked` is the offset that the client named.
+    pub fn skip_damage(
+        &self,
+        stream: &Arc<Stream>,
+        start: ReadStart,
+        asked: Option<Offset>,
+    ) -> io::Result<ReadStart> {
+        let Some(end) = self.damage_end(stream, start.position)? else {
+            return Ok(start);
+        };
+        let state = stream.lock();
+        Ok(offsets::behind_damage(
+            &state,
+            &self.losses,
+            start,
+            asked,
+            end,
+        ))
+    }
+
+    /// Grows when damage is recorded: a read that failed while it grew is worth another try.
+    pub fn damage_version(&self) -> u64 {
+        self.directory.damaged.version()
+    }
+
+    /// Repeats a read that failed on damage nobody knew: now that it is recorded, the read goes around it.
+    pub fn past_damage<T>(
+        &self,
+        mut read: impl FnMut() -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let mut version = self.damage_version();
+        for _ in 1..READ_ATTEMPTS {
+            let result = read();
+            let now = self.damage_version();
+            if result.is_ok() || now == version {
+                return result;
+            }
+            version = now;
+        }
+        read()
+    }
+
+    /// Looks into a failed read of bytes that `owner` has, and records what is wrong with them.
+    pub fn examine(&self, owner: &Arc<Stream>, error: &io::Error) {
+        let Some(trouble) = Trouble::of(error) else {
+            return;
+        };
+        if !is_damage(error) && error.kind() != io::ErrorKind::NotFound {
+            return;
+        }
+        // The rest of the stream is looked at soon, too.
+        self.directory.damaged.suspect(owner.id);
+        let looked = if trouble.index {
+            self.look_at_index(owner, &trouble.extent)
+        } else {
+            self.look_between(owner, &trouble.extent, trouble.from, trouble.to)
+        };
+        match looked {
+            Ok(faults) => self.record(owner, &faults),
+            Err(error) => report!("a failed read could not be looked into: {error}"),
+        }
+    }
+
+    /// Looks at the appends around a position: whether the index that finds no boundary there is to be believed.
+    pub fn doubt(&self, stream: &Arc<Stream>, position: u64) -> io::Result<()> {
+        let (owner, _) = self.owner_of(stream, position)?;
+        let extents = owner.lock().readable_extents();
+        let holds = |extent: &&Extent| extent.start <= position && position < extent.end();
+        if let Some(extent) = extents.iter().find(holds) {
+            let faults = self.look_between(&owner, extent, position, position + 1)?;
+            if !faults.is_empty() {
+                self.directory.damaged.suspect(owner.id);
+            }
+            self.record(&owner, &faults);
+        }
+        Ok(())
+    }
+
+    /// The same after a body broke off: whoever comes again finds the damage recorded.
+    pub fn doubt_files(&self, stream: &Arc<Stream>, position: u64) {
+        let looked = self.doubt(stream, position);
+        match (looked, self.owner_of(stream, position)) {
+            (Ok(()), Ok((owner, _))) => self.directory.damaged.suspect(owner.id),
+            (Err(error), _) | (_, Err(error)) => {
+                report!("a failed read could not be looked into: {error}");
+            }
+        }
+    }
+
+    pub fn look_between(
+        &self,
+        owner: &Stream,
+        extent: &Extent,
+        from: u64,
+        to: u64,
+    ) -> io::Result<Vec<Fault>> {
+        let looked = self.cold.checker().between(extent, from, to);
+        missing_is_a_fault(owner, extent, looked)
+    }
+
+    fn look_at_index(&self, owner: &Stream, extent: &Extent) -> io::Result<Vec<Fault>> {
+        let looked = self.cold.checker().index_order(extent);
+        missing_is_a_fault(owner, extent, looked.map(Option::unwrap_or_default))
+    }
+
+    /// Records faults on the stream that owns the bytes; tells of those that are new.
+    pub fn record(&self, owner: &Arc<Stream>, faults: &[Fault]) {
+        if faults.is_empty() {
+            return;
+        }
+        let mut state = owner.lock();
+        if state.life == Life::Gone {
+            return;
+        }
+        let fresh: Vec<Fault> = melted(faults)
+            .into_iter()
+            .filter(|fault| state.add_damage((fault.start, fault.end), !fault.missing))
+            .collect();
+        if fresh.is_empty() {
+            return;
+        }
+        let lasting = fresh.iter().any(|fault| !fault.missing);
+        if lasting {
+            self.directory.mark_dirty(owner, &mut state.dirty);
+        }
+        let count = state.damaged().len();
+        self.directory.damaged.note(owner.id, count);
+        drop(state);
+        self.directory.damaged.found(lasting);
+        for fault in fresh {
+            report!(
+                "stream {:?} is damaged: bytes {}..{} cannot be read, {} byte {}: {}",
+                owner.path,
+                fault.start,
+                fault.end,
+                fault.file,
+                fault.byte,
+                fault.what
+            );
+        }
+    }
+
+    /// A read error in the words of a reply; the log has the details.
+    pub fn read_failed(&self, error: io::Error) -> Refusal {
+        self.metrics.read_errors.add(1);
+        report!("read failed: {error}");
+        Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
+    }
+}
+
+/// Whether everything from `position` on is the stream's own and sound: nearly always.
+fn has_none(stream: &Stream, position: u64) -> bool {
+    let state = stream.lock();
+    state.damaged().is_empty() && position >= state.start
+}
+
+/// Faults with neighbours put together: a file that ends too early is one line for the operator, not one per append.
+fn melted(faults: &[Fault]) -> Vec<Fault> {
+    let mut melted: Vec<Fault> = Vec::with_capacity(faults.len());
+    for fault in faults {
+        match melted.last_mut() {
+            Some(last) if last.end == fault.start && last.missing == fault.missing => {
+                last.end = fault.end;
+            }
+            _ => melted.push(fault.clone()),
+        }
+    }
+    melted
+}
+
+/// A file that is not there is damage only if the stream still says that its bytes are in it.
+fn missing_is_a_fault(
+    owner: &Stream,
+    extent: &Extent,
+    looked: io::Result<Vec<Fault>>,
+) -> io::Result<Vec<Fault>> {
+    match looked {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let named = owner.lock().readable_extents().contains(extent);
+            Ok(if named {
+                vec![Fault::missing(extent, &error)]
+            } else {
+                Vec::new()
+            })
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+#[path = "damage_tests.rs"]
+mod tests;
