@@ -312,12 +312,13 @@ pub fn parse_file_header(bytes: &[u8]) -> Option<u64> {
     valid.then_some(generation)
 }
 
-/// CRC32C that depends on the file's generation.
+/// CRC32C that depends on the file's generation. The seed is a checksum itself: a plain number would cancel
+/// against the same number at the front of a header, and a damaged generation would pass for another file's.
 pub fn checksum(mut generation: u64, bytes: &[u8]) -> u32 {
     if sabotage::is(Sabotage::ForgetGeneration) {
         generation = 0;
     }
-    let seed = (generation as u32) ^ ((generation >> 32) as u32).rotate_left(16);
+    let seed = crc32c::crc32c(&generation.to_le_bytes());
     crc32c::crc32c_append(seed, bytes)
 }
 
@@ -438,6 +439,20 @@ mod tests {
         assert_eq!(extra.producer.map(|tag| tag.id), Some(&b"p\xff"[..]));
         assert_eq!(extra.stream_seq, Some(&b"09"[..]));
         assert!(Frame::decode(&batch[BATCH_HEADER_BYTES + length..], 11).is_some());
+    }
+
+    #[test]
+    fn a_header_does_not_pass_for_one_of_another_generation() {
+        let batch = sample_batch(11);
+        for bit in 0..64 {
+            let mut damaged = batch.clone();
+            damaged[8 + bit / 8] ^= 1 << (bit % 8);
+            let claimed = 11 ^ (1u64 << bit);
+            assert!(
+                BatchHeader::decode(&damaged, claimed).is_none(),
+                "bit {bit}"
+            );
+        }
     }
 
     #[test]
