@@ -31,6 +31,8 @@ pub const KIND_SHIFT: u32 = 56;
 
 /// A reactor syncs by itself only while a sync is this short.
 const INLINE_SYNC_MAX_US: u64 = 3_000;
+/// Connections that get their acknowledgements in one round while weak appends are about.
+const ACKS_BESIDE_WEAK: usize = 16;
 /// Rounds of gathering before a reactor commits by itself.
 const GATHER_ROUNDS: u32 = 4;
 
@@ -312,9 +314,18 @@ impl Reactor {
         }
         let (written, synced) = (self.engine.shard.written(), self.engine.shard.synced());
         let now_us = self.engine.doors.clock.monotonic_us();
-        while let Some(token) = pop_reached(&mut self.parked_written, written)
-            .or_else(|| pop_reached(&mut self.parked, synced))
+        // A slow sync lets out hundreds at once. Weak appends that come meanwhile are not kept waiting for all of
+        // them: the rest follows in the next rounds.
+        let mut left = if self.engine.shard.weak_is_recent() {
+            ACKS_BESIDE_WEAK
+        } else {
+            usize::MAX
+        };
+        while left > 0
+            && let Some(token) = pop_reached(&mut self.parked_written, written)
+                .or_else(|| pop_reached(&mut self.parked, synced))
         {
+            left -= 1;
             if let Some(mut conn) = self.take(token) {
                 conn.open_gates(&self.engine.shard, &self.engine.metrics, now_us);
                 self.put_back(conn);

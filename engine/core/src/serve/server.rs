@@ -62,9 +62,15 @@ impl Server {
             .log
             .push(spawn("write", move || writing.shard.run_write_thread())?);
         let maintaining = Arc::clone(&engine);
-        threads.maintenance = Some(spawn("maintain", move || maintaining.run_maintenance())?);
+        threads.maintenance = Some(spawn("maintain", move || {
+            crate::serve::sys::give_way();
+            maintaining.run_maintenance()
+        })?);
         let scrubbing = Arc::clone(&engine);
-        threads.scrub = Some(spawn("scrub", move || scrubbing.run_scrub())?);
+        threads.scrub = Some(spawn("scrub", move || {
+            crate::serve::sys::give_way();
+            scrubbing.run_scrub()
+        })?);
         Ok(Server {
             engine,
             listener,

@@ -37,6 +37,8 @@ use crate::stream::handle::Stream;
 const STALLED_US: u64 = 5_000_000;
 /// Weak appends seen within this time keep reactors from syncing by themselves: the next one would wait for it.
 const WEAK_RECENT_US: u64 = 1_000_000;
+/// Beside weak appends syncs begin no closer to each other than this.
+const SYNC_PACE_US: u64 = 500;
 
 /// A log file that is no longer written to, and the last sequence in it.
 pub struct RetainedFile {
@@ -61,6 +63,8 @@ pub struct Shard {
     /// When the write and the sync under way began; 0 = none is.
     writing_since_us: AtomicU64,
     syncing_since_us: AtomicU64,
+    /// When the last sync began.
+    sync_began_us: AtomicU64,
     /// When an append that does not wait for the sync was last seen.
     weak_seen_us: AtomicU64,
     pub waiters: Waiters,
@@ -126,6 +130,7 @@ impl Shard {
             fault,
             writing_since_us: AtomicU64::new(0),
             syncing_since_us: AtomicU64::new(0),
+            sync_began_us: AtomicU64::new(0),
             weak_seen_us: AtomicU64::new(0),
             waiters: Waiters::default(),
             feed: Feed::default(),
@@ -194,9 +199,24 @@ impl Shard {
     /// The commit thread's loop; ends after [`Shard::stop_threads`] and a last commit.
     pub fn run_commit_thread(&self) {
         while self.work.wait_commit(self.disk_sync_due_in()) == Wake::Work {
-            while self.commit(None) {}
+            self.pace();
+            while self.commit(None) {
+                self.pace();
+            }
         }
         while self.commit(None) {}
+    }
+
+    /// Beside weak appends strong ones are gathered for a moment: a sync costs processor time and wakes that
+    /// the weak would feel, and one sync serves all who have come. Meanwhile the write thread writes.
+    fn pace(&self) {
+        let began_us = self.sync_began_us.load(Ordering::Relaxed);
+        let since_us = self.doors.clock.monotonic_us().saturating_sub(began_us);
+        if since_us < SYNC_PACE_US && self.weak_is_recent() {
+            self.work.begin_sync();
+            std::thread::sleep(Duration::from_micros(SYNC_PACE_US - since_us));
+            self.work.end_sync();
+        }
     }
 
     /// The write thread's loop: it has work only while a sync runs.
@@ -356,6 +376,7 @@ impl Shard {
             return false;
         }
         let began_us = self.now_us();
+        self.sync_began_us.store(began_us, Ordering::Relaxed);
         self.syncing_since_us.store(began_us, Ordering::Relaxed);
         self.work.begin_sync();
         let result = files.iter().try_for_each(|file| self.sync_file(file));
