@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from millstream._engine import EngineError
+from millstream.control.background import call_on, now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from millstream._engine import BackupSummary, Engine
@@ -75,7 +74,7 @@ class Backup:
         return not self.cancel_asked
 
     def end(self) -> None:
-        self.ended_ms = _now_ms()
+        self.ended_ms = now_ms()
         if self.error is None:
             self.state = "done"
         else:
@@ -98,7 +97,7 @@ class Backups:
         running = next((one for one in self._known.values() if one.state == "running"), None)
         if running is not None or self._closed:
             raise BackupRunning(running.identifier if running else "")
-        started_ms = _now_ms()
+        started_ms = now_ms()
         backup = Backup(f"{started_ms}-{next(self._numbers)}", to, started_ms)
         self._known[backup.identifier] = backup
         while len(self._known) > REMEMBERED_MAX:
@@ -118,7 +117,7 @@ class Backups:
                 backup.error = (error.code, error.detail)
             except Exception as error:  # noqa: BLE001 - a thread has no caller; the backup tells it
                 backup.error = ("internal", repr(error))
-            _call_on(loop, tell_end)
+            call_on(loop, tell_end)
 
         # Not a daemon: the interpreter waits for it at its end, and the engine makes it short.
         self._thread = threading.Thread(target=work, name="millstream-backup")
@@ -132,14 +131,3 @@ class Backups:
             backup.cancel_asked = True
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_WAIT_S)
-
-
-def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:  # the loop is closed: the server has stopped, nobody asks any more
-        call()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

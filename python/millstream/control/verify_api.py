@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.routing import Route
 
 from millstream._engine import EngineError
+from millstream.control.background import call_on, now_ms
 from millstream.control.http import ApiError, JsonResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -50,7 +48,7 @@ class Verification:
         return not self.cancel_asked
 
     def end(self) -> None:
-        self.ended_ms = _now_ms()
+        self.ended_ms = now_ms()
         if self.report is not None:
             self.state = "done"
         else:
@@ -113,7 +111,7 @@ class VerifyRoutes:
                 "a verification is under way",
                 f"wait for it: GET {_PATH} says how far it is, DELETE ends it",
             )
-        verification = Verification(_now_ms())
+        verification = Verification(now_ms())
         self._newest = verification
         loop = asyncio.get_running_loop()
 
@@ -124,7 +122,7 @@ class VerifyRoutes:
                 verification.error = (error.code, error.detail)
             except Exception as error:  # noqa: BLE001 - a thread has no caller; its document tells it
                 verification.error = ("internal", repr(error))
-            _call_on(loop, verification.end)
+            call_on(loop, verification.end)
 
         self._thread = threading.Thread(target=work, name="millstream-verify")
         self._thread.start()
@@ -158,14 +156,3 @@ def _wait_ms(text: str | None) -> int:
     if not (text.isascii() and text.isdigit()) or int(text[:9]) > WAIT_MS_MAX:
         raise ApiError(400, "bad_request", f"wait_ms must be an integer up to {WAIT_MS_MAX}")
     return int(text[:9])
-
-
-def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:  # the loop is closed: the server has stopped, nobody asks any more
-        call()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
