@@ -17,6 +17,7 @@ pub mod local;
 pub mod maintain;
 pub mod read;
 pub mod scrub;
+mod staged;
 pub mod threads;
 pub mod times;
 pub mod write;
