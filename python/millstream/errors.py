@@ -11,6 +11,7 @@
     ├── ClientClosed              the client was closed before this call
     ├── ProducerClosed            the producer was closed or failed before
     ├── SettingsError             a setting is wrong
+    ├── SetupError                something that this feature needs is missing or too old
     └── ServerError               the server refused; `.code` and `.status` say why
         ├── BadRequest            malformed request
         │   ├── OffsetInvalid     the offset is malformed or beyond the tail
@@ -128,6 +129,12 @@ class SettingsError(MillstreamError):
     """A flag, environment variable or line of the settings file is wrong."""
 
     code = "settings_invalid"
+
+
+class SetupError(MillstreamError):
+    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
+
+    code = "setup_incomplete"
 
 
 class ServerError(MillstreamError):
