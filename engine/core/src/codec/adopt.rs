@@ -118,7 +118,10 @@ mod tests {
         assert_eq!(decode(&payload[..50]), None);
         let entries = decode_entries(&section, &bytes).expect("entries");
         assert_eq!(entries.last().map(|entry| entry.end), Some(150));
-        let shorter = Adopted { len: 149, ..section };
+        let shorter = Adopted {
+            len: 149,
+            ..section
+        };
         assert!(decode_entries(&shorter, &bytes).is_none());
         bytes[3] ^= 1;
         assert!(decode_entries(&section, &bytes).is_none());

@@ -19,8 +19,11 @@ use crate::refusal::Refusal;
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
+mod arrow_rows;
+mod commit;
 pub mod hand;
 pub mod pool;
+mod stage;
 
 /// A request on its way to a worker.
 pub struct Job {
@@ -92,11 +95,10 @@ impl Answer {
 /// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.
 pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Result<Answer, Undone> {
     match call {
-        PipelineCall::Tails
-        | PipelineCall::Read
-        | PipelineCall::Stage(_)
-        | PipelineCall::DropStage(_)
-        | PipelineCall::Commit => {
+        PipelineCall::Stage(id) => stage::put(engine, id, request),
+        PipelineCall::DropStage(id) => stage::delete(engine, id),
+        PipelineCall::Commit => commit::post(engine, request),
+        PipelineCall::Tails | PipelineCall::Read => {
             let _ = (engine, request);
             Err(Undone::refused(Refusal::new(ErrorCode::NotFound)))
         }

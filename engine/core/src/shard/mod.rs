@@ -2,6 +2,7 @@
 //! `serve` and the Python handle call.
 
 pub mod ack;
+pub mod adopt;
 pub mod backup;
 pub mod batch;
 pub mod class;
@@ -17,7 +18,9 @@ pub mod local;
 pub mod maintain;
 pub mod read;
 pub mod scrub;
+pub mod stage;
 mod staged;
+pub mod stages;
 pub mod threads;
 pub mod times;
 pub mod write;

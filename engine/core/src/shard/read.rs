@@ -494,11 +494,7 @@ impl Engine {
 }
 
 /// The part in a staged pack that holds the byte at `position`, with the appends that `len` bytes from there cover.
-fn staged_part(
-    state: &StreamState,
-    position: u64,
-    len: usize,
-) -> Option<(FilePart, WholeAppends)> {
+fn staged_part(state: &StreamState, position: u64, len: usize) -> Option<(FilePart, WholeAppends)> {
     let hots = [Some(&state.hot), state.flushing.as_deref()];
     let (hot, part) = hots
         .into_iter()

@@ -123,7 +123,12 @@ impl Engine {
             return;
         }
         let extent = extent_of(&part.section, part.start, 0);
-        let whole = Fault::whole(&extent, false, part.section.file_position, error.to_string());
+        let whole = Fault::whole(
+            &extent,
+            false,
+            part.section.file_position,
+            error.to_string(),
+        );
         let range = {
             let state = owner.lock();
             let hots = [Some(&state.hot), state.flushing.as_deref()];

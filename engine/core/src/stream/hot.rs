@@ -24,6 +24,8 @@ pub struct Hot {
     active: Vec<u8>,
     /// Position where `active` begins.
     active_start: u64,
+    /// What `parts` take in memory.
+    parts_memory: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -103,12 +105,14 @@ impl Hot {
     /// Adds bytes that lie in a pack. The caller adds their index.
     pub fn push_file(&mut self, section: Adopted) {
         self.seal();
+        self.add_part(PartBytes::File(section));
+    }
+
+    fn add_part(&mut self, bytes: PartBytes) {
         let start = self.active_start;
-        self.active_start += section.len;
-        self.parts.push(Part {
-            start,
-            bytes: PartBytes::File(section),
-        });
+        self.active_start += bytes.len();
+        self.parts_memory += bytes.memory_len();
+        self.parts.push(Part { start, bytes });
     }
 
     pub fn end(&self) -> u64 {
@@ -121,8 +125,7 @@ impl Hot {
 
     /// What counts against the bound on memory: bytes that are here, and the index of those that are not.
     pub fn memory_len(&self) -> u64 {
-        let parts = self.parts.iter().map(|part| part.bytes.memory_len());
-        parts.sum::<u64>() + self.active.len() as u64
+        self.parts_memory + self.active.len() as u64
     }
 
     pub fn is_empty(&self) -> bool {
@@ -141,12 +144,7 @@ impl Hot {
             return;
         }
         let bytes = Arc::new(std::mem::take(&mut self.active));
-        let start = self.active_start;
-        self.active_start += bytes.len() as u64;
-        self.parts.push(Part {
-            start,
-            bytes: PartBytes::Memory(bytes),
-        });
+        self.add_part(PartBytes::Memory(bytes));
     }
 
     fn part_at(&self, position: u64) -> Option<&Part> {
@@ -277,13 +275,13 @@ impl Hot {
         let mut whole = Hot::starting_at(self.start);
         whole.index = self.index.clone();
         whole.index.extend_from_slice(&newer.index);
-        whole.parts.clone_from(&self.parts);
-        whole.active_start = self.active_start;
+        for part in &self.parts {
+            whole.add_part(part.bytes.clone());
+        }
         whole.push(&self.active);
-        if !newer.parts.is_empty() {
+        for part in &newer.parts {
             whole.seal();
-            whole.parts.extend_from_slice(&newer.parts);
-            whole.active_start = newer.active_start;
+            whole.add_part(part.bytes.clone());
         }
         whole.push(&newer.active);
         whole

@@ -112,7 +112,9 @@ fn what_is_put_back_keeps_its_parts() {
     let texts: Vec<String> = whole.runs().iter().map(text).collect();
     assert_eq!(
         texts,
-        ["abc", "file 7", "de", "file 8", "file 9", "fg", "file 11", "h"]
+        [
+            "abc", "file 7", "de", "file 8", "file 9", "fg", "file 11", "h"
+        ]
     );
     let mut plain = Hot::starting_at(older.end());
     plain.push(b"xyz");

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::codec::{adopt, AppendExtra, Frame, FrameKind};
+use crate::codec::{AppendExtra, Frame, FrameKind, adopt};
 use crate::log::catalog::{CatalogError, CatalogView};
 use crate::model::{Class, ContentType, StreamId};
 use crate::stream::handle::Stream;

@@ -117,6 +117,11 @@ impl ColdStore {
         }
     }
 
+    /// How many sections were taken over and are not placed yet.
+    pub fn adopted_sections(&self) -> u64 {
+        self.kept.lock().adopted.values().sum()
+    }
+
     /// Packs that frames of the log have taken over, sorted.
     pub fn adopted_packs(&self) -> Vec<u32> {
         let mut packs: Vec<u32> = self.kept.lock().adopted.keys().copied().collect();

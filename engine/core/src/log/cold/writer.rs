@@ -137,7 +137,10 @@ impl<'a> CheckpointWriter<'a> {
         Ok(self.summary)
     }
 
-    pub(super) fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn guard<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> io::Result<T>,
+    ) -> io::Result<T> {
         if self.failed {
             return Err(io::Error::other(
                 "an earlier error has voided this checkpoint",
