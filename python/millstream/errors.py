@@ -11,6 +11,9 @@
     ├── ClientClosed              the client was closed before this call
     ├── ProducerClosed            the producer was closed or failed before
     ├── SettingsError             a setting is wrong
+    ├── SetupError                something that this feature needs is missing or too old
+    ├── PipelineError             a job of the data pipeline cannot go on
+    │   └── CheckpointBusy        another run uses this checkpoint
     └── ServerError               the server refused; `.code` and `.status` say why
         ├── BadRequest            malformed request
         │   ├── OffsetInvalid     the offset is malformed or beyond the tail
@@ -130,6 +133,24 @@ class SettingsError(MillstreamError):
     """A flag, environment variable or line of the settings file is wrong."""
 
     code = "settings_invalid"
+
+
+class SetupError(MillstreamError):
+    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
+
+    code = "setup_incomplete"
+
+
+class PipelineError(MillstreamError):
+    """A job of the data pipeline cannot go on; nothing that was published is touched."""
+
+    code = "pipeline_failed"
+
+
+class CheckpointBusy(PipelineError):
+    """Another run of a job uses this checkpoint."""
+
+    code = "checkpoint_busy"
 
 
 class ServerError(MillstreamError):
