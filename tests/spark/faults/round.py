@@ -15,7 +15,7 @@ from spark.faults.jobs import stage_mark
 from support.fault_proxy import Call, FaultProxy
 from support.server import Server
 
-ROWS = 15_000
+ROWS = 18_000
 ROWS_PER_BATCH = 6_000
 ROWS_PER_APPEND = 100
 BATCHES = 3
