@@ -50,7 +50,7 @@ Invariant I-ERR-1: `CODES` is the closed table of codes; each maps to exactly on
 # ruff: noqa: N818 - an error is named by what happened; each is below `MillstreamError`
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from millstream.types import Gap
@@ -68,6 +68,13 @@ class MillstreamError(Exception):
         self.hint = hint
         if code is not None:
             self.code = code
+
+    def reworded(self, *, message: str | None = None, hint: str | None = None) -> Self:
+        """The same error, in words that fit where it is shown."""
+        self.message = message or self.message
+        self.hint = hint or self.hint
+        self.args = (self.message,)
+        return self
 
 
 class ConnectionFailed(MillstreamError):
