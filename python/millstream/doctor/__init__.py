@@ -42,6 +42,7 @@ def examine(
         ("worker python", lambda: workers.local_python(master or remote)),
         ("memory", machine.memory),
         ("loopback", machine.loopback),
+        ("settings", machine.settings),
         ("data directory", lambda: machine.data_directory(data_dir)),
         ("server", lambda: server.reachable(url)),
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from millstream.doctor.finding import Finding, fail, ok, warn
+from millstream.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,11 +112,24 @@ def _talk_to_myself() -> None:
                     raise OSError(errno.EIO, "bytes do not arrive")
 
 
+def settings() -> Iterator[Finding]:
+    """Environment and settings file can be read; a wrong line is raised and becomes the finding."""
+    from millstream.settings import load_settings
+
+    load_settings({})
+    yield ok("settings", "environment and settings file are in order")
+
+
 def data_directory(named: str | None) -> Iterator[Finding]:
     """The directory that a server here would use: it, or where it would be made, can be written."""
     from millstream.settings import load_settings
 
-    directory = Path(named if named is not None else load_settings({}).data_dir).absolute()
+    if named is None:
+        try:
+            named = load_settings({}).data_dir
+        except SettingsError:
+            return  # said by `settings`
+    directory = Path(named).absolute()
     place = directory
     while not place.exists() and place != place.parent:
         place = place.parent

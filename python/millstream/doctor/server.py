@@ -37,8 +37,7 @@ def reachable(url: str | None) -> Iterator[Finding]:
             ready = control_call(client, "GET", "/-/ready")
     except ConnectionFailed as error:
         kind = fail if named else warn
-        remedy = f"start one (`millstream serve`), or name another with `--url`; {error.hint or ''}"
-        yield kind("server", f"{address}: {error.message}", remedy.rstrip("; "))
+        yield kind("server", error.message, error.hint or "start one with `millstream serve`")
         return
     except MillstreamError as error:
         remedy = REMEDIES.get(error.code) or error.hint or "is this the address of Millstream?"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.doctor.finding import Finding, fail, ok, warn
+from millstream.errors import MillstreamError
 from millstream.spark import versions
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def on_cluster(master: str | None, remote: str | None) -> Iterator[Finding]:
             seen = ask_workers(session)
         finally:
             session.stop()
+    except MillstreamError:
+        raise
     except Exception as error:  # noqa: BLE001 - pyspark has no common base for what goes wrong here
         first = str(error).strip().splitlines() or [type(error).__name__]
         yield fail("workers", f"{where}: {first[0]}", f"the log of Spark is in {log_file}")
