@@ -11,6 +11,7 @@
     ├── ClientClosed              the client was closed before this call
     ├── ProducerClosed            the producer was closed or failed before
     ├── SettingsError             a setting is wrong
+    ├── SetupError                something that this feature needs is missing or too old
     ├── PipelineError             a job of the data pipeline cannot go on
     │   └── CheckpointBusy        another run uses this checkpoint
     └── ServerError               the server refused; `.code` and `.status` say why
@@ -26,7 +27,9 @@
         │   ├── SequenceConflict  `seq` is not greater than the last one
         │   ├── ProducerGap       a producer sequence number was skipped
         │   ├── ProducerFenced    another producer with this id took over
-        │   └── PreconditionFailed  `if_match` is not the tail; `.tail` is
+        │   ├── PreconditionFailed  `if_match` is not the tail; `.tail` is
+        │   └── StageConflict     the stage id is taken, its bytes differ, or it was committed
+        ├── StageGone             no such stage: given up, or expired
         ├── PayloadTooLarge
         ├── RateLimited           too many requests; retried for you where that is safe
         ├── Unavailable           busy or shutting down; retried for you where that is safe
@@ -130,6 +133,12 @@ class SettingsError(MillstreamError):
     """A flag, environment variable or line of the settings file is wrong."""
 
     code = "settings_invalid"
+
+
+class SetupError(MillstreamError):
+    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
+
+    code = "setup_incomplete"
 
 
 class PipelineError(MillstreamError):
@@ -248,6 +257,18 @@ class PreconditionFailed(Conflict):
     code = "precondition_failed"
 
 
+class StageConflict(Conflict):
+    """The stage id holds other bytes, its checksum differs, or a commit has taken it."""
+
+    code = "stage_exists"
+
+
+class StageGone(ServerError):
+    """There is no such stage: it was given up, or nobody committed it in time."""
+
+    code = "stage_gone"
+
+
 class PayloadTooLarge(ServerError):
     """The body, head or URL of the request is larger than the server allows."""
 
@@ -320,6 +341,11 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "shutting_down": Unavailable,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": InsufficientStorage,
+    "stage_full": InsufficientStorage,
+    "stage_exists": StageConflict,
+    "stage_committed": StageConflict,
+    "stage_mismatch": StageConflict,
+    "stage_gone": StageGone,
     "durability_unavailable": DurabilityUnavailable,
     "durability_unknown": DurabilityUnavailable,
     "origin_refused": Forbidden,
