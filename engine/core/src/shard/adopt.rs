@@ -500,3 +500,7 @@ fn check_bounds(request: &CommitRequest<'_>) -> Result<(), Refusal> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+#[path = "adopt_tests.rs"]
+mod tests;

@@ -1,10 +1,10 @@
 //! Cold storage when things go wrong: dead checkpoints, damaged and missing files, callers' mistakes.
 
-use std::collections::HashSet;
 use super::tests::{BIG, Model, SMALL, checkpoint};
 use super::*;
 use crate::io::OpenMode;
 use crate::io::tests::CrashDisk;
+use std::collections::HashSet;
 
 #[test]
 fn leftovers_of_a_dead_checkpoint_are_overwritten() {
