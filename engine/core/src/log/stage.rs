@@ -20,7 +20,7 @@ use std::io;
 
 use super::index::{INDEX_ENTRY_BYTES, damage};
 use super::pack::{self, FILE_HEADER_BYTES, PACKS_DIRECTORY, SECTION_HEADER_BYTES, Section};
-use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, decode_entries, encode_entry};
+use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, UsedUp, decode_entries, encode_entry};
 use crate::codec::{Reader, put_short};
 use crate::io::sabotage::{self, Sabotage};
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
@@ -65,6 +65,13 @@ pub struct StageRecord {
     pub head: StageHead,
     pub file_bytes: u64,
     pub streams: Vec<StageStream>,
+}
+
+impl StageRecord {
+    /// What says that this stage was copied.
+    pub fn used_up(&self) -> UsedUp {
+        UsedUp::new(self.pack, self.head.time_ms, &self.head.id)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -286,6 +286,11 @@ fn a_repetition_is_told_by_any_stream_also_after_a_restart() {
         };
         let refused = engine.local_commit(&unknown).err().expect("gone");
         assert_eq!(refused.code, ErrorCode::StageGone);
+        let used = engine.stages.find("first");
+        assert!(
+            matches!(used, Found::None),
+            "a copied stage is not offered again"
+        );
         let found = engine.stages.find("second");
         let Found::Waiting(second) = found else {
             panic!("the stage has survived");

@@ -198,7 +198,7 @@ fn adopt(shadow: &mut Shadow, frame: &Frame<'_>) -> Option<Misfit> {
     ) {
         (Some(_), Some(sections)) => {
             let mut start = frame.position;
-            for section in &sections {
+            for section in sections.iter().filter(|section| section.len > 0) {
                 shadow.adopted.push((start, *section));
                 start = start.saturating_add(section.len);
             }

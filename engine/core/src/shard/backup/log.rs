@@ -184,8 +184,8 @@ impl LogWriter {
     fn push(&mut self, frame: &Frame<'_>, raw: &[u8]) -> io::Result<()> {
         if frame.kind == FrameKind::Adopt {
             let sections = adopt::decode(frame.payload).unwrap_or_default();
-            self.adopted
-                .extend(sections.iter().map(|section| section.pack));
+            let needed = sections.iter().filter(|section| section.len > 0);
+            self.adopted.extend(needed.map(|section| section.pack));
         }
         if self.frames == 0 {
             self.first = frame.sequence;

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::codec::{Frame, FrameKind, adopt};
+use crate::codec::adopt::{self, UsedUp};
+use crate::codec::{Frame, FrameKind};
 use crate::error::EngineError;
 use crate::io::BootId;
 use crate::log::cold::ColdStore;
@@ -217,6 +218,11 @@ impl<'a> Salvage<'a> {
             self.repaired.gave_up(Some(&stream.path), what);
         }
         true
+    }
+
+    /// Stages that the next start must not offer again.
+    pub fn used_up(&self) -> Vec<UsedUp> {
+        self.replay.used_up.clone()
     }
 
     pub fn finish(self) -> Learnt {
