@@ -16,6 +16,8 @@ pytest.register_assert_rewrite("support", "clients.javascript_expected")
 from support.http import Api  # noqa: E402 - rewriting must be registered first
 from support.server import Server  # noqa: E402
 
+SPARK_TESTS = Path(__file__).resolve().parent / "spark"
+
 _serial = itertools.count()
 _running: list[Server] = []
 
@@ -23,8 +25,28 @@ _running: list[Server] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test at its full count")
     parser.addoption(
+        "--spark",
+        choices=("with", "without", "only"),
+        default="with",
+        help="run the tests of tests/spark too (default), leave them out, or run nothing else",
+    )
+    parser.addoption(
         "--durability-report", type=Path, help="write what the crash tests lost to this JSON file"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests with Spark use both cores and share one JVM, so `make` runs them alone, one after the other."""
+    wanted = config.getoption("--spark")
+    if wanted == "with":
+        return
+    kept, left_out = [], []
+    for item in items:
+        with_spark = SPARK_TESTS in item.path.parents
+        (kept if with_spark == (wanted == "only") else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,14 @@
     ├── ClientClosed              the client was closed before this call
     ├── ProducerClosed            the producer was closed or failed before
     ├── SettingsError             a setting is wrong
+    ├── SetupError                something that this feature needs is missing or too old
+    ├── PipelineError             a job of the data pipeline cannot go on
+    │   └── CheckpointBusy        another run uses this checkpoint
+    ├── OptionInvalid             an option of the Spark connector is unknown or wrong
+    ├── SchemaMismatch            a schema given to the Spark connector does not fit
+    ├── DataLoss                  records that a Spark query still had to read are gone
+    ├── RecordMalformed           a record is not the JSON that FAILFAST demands
+    ├── SparkNotSupported         the installed Spark or pyarrow cannot run the connector
     └── ServerError               the server refused; `.code` and `.status` say why
         ├── BadRequest            malformed request
         │   ├── OffsetInvalid     the offset is malformed or beyond the tail
@@ -19,17 +27,21 @@
         ├── StreamGone            the stream was deleted, or the offset is no longer kept
         ├── Conflict              the request contradicts the state of the stream
         │   ├── StreamClosed      the stream takes no more records
+        │   ├── StreamRecreated   the stream was deleted and created anew
         │   ├── StreamConflict    the stream exists with another configuration
         │   ├── ContentTypeMismatch
         │   ├── SequenceConflict  `seq` is not greater than the last one
         │   ├── ProducerGap       a producer sequence number was skipped
         │   ├── ProducerFenced    another producer with this id took over
-        │   └── PreconditionFailed  `if_match` is not the tail; `.tail` is
+        │   ├── PreconditionFailed  `if_match` is not the tail; `.tail` is
+        │   └── StageConflict     the stage id is taken, its bytes differ, or it was committed
+        ├── StageGone             no such stage: given up, or expired
         ├── PayloadTooLarge
         ├── RateLimited           too many requests; retried for you where that is safe
         ├── Unavailable           busy or shutting down; retried for you where that is safe
         │   └── InsufficientStorage   the server's disk is full
         ├── DurabilityUnavailable the class is unknown to, or not offered by, this server
+        ├── Unauthorized          a proxy or gateway wants other credentials
         └── Forbidden             the origin or host of the request is refused
 
 Where it sits: at the bottom; imported by everything, imports nothing.
@@ -39,7 +51,7 @@ Invariant I-ERR-1: `CODES` is the closed table of codes; each maps to exactly on
 # ruff: noqa: N818 - an error is named by what happened; each is below `MillstreamError`
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from millstream.types import Gap
@@ -57,6 +69,13 @@ class MillstreamError(Exception):
         self.hint = hint
         if code is not None:
             self.code = code
+
+    def reworded(self, *, message: str | None = None, hint: str | None = None) -> Self:
+        """The same error, in words that fit where it is shown."""
+        self.message = message or self.message
+        self.hint = hint or self.hint
+        self.args = (self.message,)
+        return self
 
 
 class ConnectionFailed(MillstreamError):
@@ -130,6 +149,54 @@ class SettingsError(MillstreamError):
     code = "settings_invalid"
 
 
+class SetupError(MillstreamError):
+    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
+
+    code = "setup_incomplete"
+
+
+class PipelineError(MillstreamError):
+    """A job of the data pipeline cannot go on; nothing that was published is touched."""
+
+    code = "pipeline_failed"
+
+
+class CheckpointBusy(PipelineError):
+    """Another run of a job uses this checkpoint."""
+
+    code = "checkpoint_busy"
+
+
+class OptionInvalid(MillstreamError, ValueError):
+    """An option of the Spark connector is unknown, or its value is wrong."""
+
+    code = "option_invalid"
+
+
+class SchemaMismatch(MillstreamError):
+    """A schema given to the Spark connector does not fit its columns."""
+
+    code = "schema_mismatch"
+
+
+class DataLoss(MillstreamError):
+    """Records that a Spark query still had to read are gone."""
+
+    code = "data_loss"
+
+
+class RecordMalformed(MillstreamError):
+    """A record does not fit `valueSchema`, and `mode` is FAILFAST."""
+
+    code = "record_malformed"
+
+
+class SparkNotSupported(MillstreamError):
+    """The installed Spark or pyarrow is too old for the connector, or missing."""
+
+    code = "spark_not_supported"
+
+
 class ServerError(MillstreamError):
     """The server refused the request."""
 
@@ -196,6 +263,12 @@ class StreamClosed(Conflict):
     code = "stream_closed"
 
 
+class StreamRecreated(Conflict):
+    """The stream was deleted and created anew: offsets of the old one mean nothing in it."""
+
+    code = "stream_recreated"
+
+
 class StreamConflict(Conflict):
     """The stream exists with another configuration."""
 
@@ -232,6 +305,18 @@ class PreconditionFailed(Conflict):
     """`if_match` is not the tail any more; `.tail` is the tail now."""
 
     code = "precondition_failed"
+
+
+class StageConflict(Conflict):
+    """The stage id holds other bytes, its checksum differs, or a commit has taken it."""
+
+    code = "stage_exists"
+
+
+class StageGone(ServerError):
+    """There is no such stage: it was given up, or nobody committed it in time."""
+
+    code = "stage_gone"
 
 
 class PayloadTooLarge(ServerError):
@@ -272,6 +357,12 @@ class Forbidden(ServerError):
     code = "origin_refused"
 
 
+class Unauthorized(ServerError):
+    """The server, or a proxy in front of it, wants other credentials."""
+
+    code = "unauthorized"
+
+
 CODES: Final[dict[str, type[MillstreamError]]] = {
     "bad_request": BadRequest,
     "offset_invalid": OffsetInvalid,
@@ -288,6 +379,9 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "sequence_conflict": SequenceConflict,
     "stream_not_found": StreamNotFound,
     "stream_gone": StreamGone,
+    "stream_recreated": StreamRecreated,
+    "too_many_streams": BadRequest,
+    "pattern_invalid": BadRequest,
     "stream_closed": StreamClosed,
     "stream_conflict": StreamConflict,
     "fork_source_missing": StreamNotFound,
@@ -306,8 +400,15 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "shutting_down": Unavailable,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": InsufficientStorage,
+    "stage_full": InsufficientStorage,
+    "stage_exists": StageConflict,
+    "stage_committed": StageConflict,
+    "stage_mismatch": StageConflict,
+    "stage_gone": StageGone,
     "durability_unavailable": DurabilityUnavailable,
     "durability_unknown": DurabilityUnavailable,
+    "unauthorized": Unauthorized,
+    "forbidden": Forbidden,
     "origin_refused": Forbidden,
     "host_refused": Forbidden,
     "backup_running": ServerError,
