@@ -16,6 +16,8 @@ pytest.register_assert_rewrite("support", "clients.javascript_expected")
 from support.http import Api  # noqa: E402 - rewriting must be registered first
 from support.server import Server  # noqa: E402
 
+SPARK_TESTS = Path(__file__).resolve().parent / "spark"
+
 _serial = itertools.count()
 _running: list[Server] = []
 
@@ -23,8 +25,25 @@ _running: list[Server] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test at its full count")
     parser.addoption(
+        "--spark",
+        choices=("with", "without", "only"),
+        default="with",
+        help="run the tests of tests/spark too (default), leave them out, or run nothing else",
+    )
+    parser.addoption(
         "--durability-report", type=Path, help="write what the crash tests lost to this JSON file"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests with Spark use both cores and share one JVM, so `make` runs them alone, one after the other."""
+    wanted = config.getoption("--spark")
+    if wanted == "with":
+        return
+    left_out = [item for item in items if (SPARK_TESTS in item.path.parents) != (wanted == "only")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@
     ├── SchemaMismatch            a schema given to the Spark connector does not fit
     ├── DataLoss                  records that a Spark query still had to read are gone
     ├── RecordMalformed           a record is not the JSON that FAILFAST demands
-    ├── SparkNotSupported         the installed Spark or pyarrow cannot run the connector
+    ├── SetupError                something that this feature needs is missing or too old
+    ├── PipelineError             a job of the data pipeline cannot go on
+    │   └── CheckpointBusy        another run uses this checkpoint
     └── ServerError               the server refused; `.code` and `.status` say why
         ├── BadRequest            malformed request
         │   ├── OffsetInvalid     the offset is malformed or beyond the tail
@@ -29,7 +31,9 @@
         │   ├── SequenceConflict  `seq` is not greater than the last one
         │   ├── ProducerGap       a producer sequence number was skipped
         │   ├── ProducerFenced    another producer with this id took over
-        │   └── PreconditionFailed  `if_match` is not the tail; `.tail` is
+        │   ├── PreconditionFailed  `if_match` is not the tail; `.tail` is
+        │   └── StageConflict     the stage id is taken, its bytes differ, or it was committed
+        ├── StageGone             no such stage: given up, or expired
         ├── PayloadTooLarge
         ├── RateLimited           too many requests; retried for you where that is safe
         ├── Unavailable           busy or shutting down; retried for you where that is safe
@@ -160,10 +164,22 @@ class RecordMalformed(MillstreamError):
     code = "record_malformed"
 
 
-class SparkNotSupported(MillstreamError):
-    """The installed Spark or pyarrow is too old for the connector, or missing."""
+class SetupError(MillstreamError):
+    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
 
-    code = "spark_not_supported"
+    code = "setup_incomplete"
+
+
+class PipelineError(MillstreamError):
+    """A job of the data pipeline cannot go on; nothing that was published is touched."""
+
+    code = "pipeline_failed"
+
+
+class CheckpointBusy(PipelineError):
+    """Another run of a job uses this checkpoint."""
+
+    code = "checkpoint_busy"
 
 
 class ServerError(MillstreamError):
@@ -270,6 +286,18 @@ class PreconditionFailed(Conflict):
     code = "precondition_failed"
 
 
+class StageConflict(Conflict):
+    """The stage id holds other bytes, its checksum differs, or a commit has taken it."""
+
+    code = "stage_exists"
+
+
+class StageGone(ServerError):
+    """There is no such stage: it was given up, or nobody committed it in time."""
+
+    code = "stage_gone"
+
+
 class PayloadTooLarge(ServerError):
     """The body, head or URL of the request is larger than the server allows."""
 
@@ -348,6 +376,11 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "shutting_down": Unavailable,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": InsufficientStorage,
+    "stage_full": InsufficientStorage,
+    "stage_exists": StageConflict,
+    "stage_committed": StageConflict,
+    "stage_mismatch": StageConflict,
+    "stage_gone": StageGone,
     "durability_unavailable": DurabilityUnavailable,
     "durability_unknown": DurabilityUnavailable,
     "unauthorized": Unauthorized,

@@ -59,6 +59,13 @@ pub const PROXY_RESPONSE_MAX_BYTES: usize = 8 * 1024 * 1024;
 pub const PROXY_TIMEOUT_MS: u64 = 30_000;
 /// Requests under way to the control plane at once.
 pub const PROXY_CONCURRENT_MAX: usize = 256;
+/// Bodies of the pipeline paths: questions and commits, and staged rows.
+pub const PIPELINE_REQUEST_MAX_BYTES: usize = 8 * 1024 * 1024;
+pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
+/// Pipeline requests that wait for a worker; more are refused.
+pub const PIPELINE_QUEUE_MAX: usize = 256;
+/// Bytes of finished pipeline answers that clients have not taken yet; above this new reads are refused.
+pub const PIPELINE_ANSWERS_MAX_BYTES: u64 = 512 * 1024 * 1024;
 /// Dirty stream paths kept for the control plane before it is told to rescan.
 pub const DIRTY_PATHS_MAX: usize = 65_536;
 /// Entries of one listing page.

@@ -70,6 +70,12 @@ metrics! {
     damaged_ranges "gauge" "millstream_damaged_ranges" "Ranges of streams that cannot be read back: their readers get a gap.";
     scrubbed_bytes "counter" "millstream_scrubbed_bytes_total" "Bytes at rest that the scrub has checked.";
     scrub_passes "counter" "millstream_scrub_passes_total" "Times that the scrub has been through everything.";
+    pipeline_requests "counter" "millstream_pipeline_requests_total" "Requests to the pipeline paths.";
+    pipeline_queue "gauge" "millstream_pipeline_queue" "Pipeline requests that wait for a worker.";
+    pipeline_waiting "gauge" "millstream_pipeline_waiting" "Requests to /v1/tails that wait for a change.";
+    pipeline_answer_bytes "gauge" "millstream_pipeline_answer_bytes" "Bytes of pipeline answers that clients have not taken yet.";
+    pipeline_read_rows "counter" "millstream_pipeline_read_rows_total" "Rows returned by /v1/read.";
+    pipeline_read_bytes "counter" "millstream_pipeline_read_bytes_total" "Bytes of Arrow returned by /v1/read.";
     control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
 }
 

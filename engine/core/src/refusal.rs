@@ -21,6 +21,8 @@ pub struct RefusalHeaders {
     pub closed: bool,
     pub producer_epoch: Option<u64>,
     pub producer_expected_and_received_seq: Option<(u64, u64)>,
+    /// Methods of a path that has fewer than a stream.
+    pub allow: Option<&'static str>,
 }
 
 impl Refusal {

@@ -15,6 +15,7 @@ use crate::metrics::Metrics;
 use crate::model::{Class, Gate};
 use crate::serve::http::ChunkDecoder;
 use crate::serve::live::{LongPoll, Sse};
+use crate::serve::pipeline::{Job, Unsent};
 use crate::serve::timing::{self, TimingSlot};
 use crate::shard::commit::Shard;
 use crate::stream::handle::Stream;
@@ -33,6 +34,10 @@ pub enum Phase {
     Sse(Box<Sse>),
     /// The control plane is working on the request.
     Proxied,
+    /// A worker of the pipeline has the request.
+    Working,
+    /// An answer of the pipeline is on its way, in the buffers that the worker wrote.
+    Handing(Box<Handing>),
     /// The last bytes go out, then the rest of the input is discarded for a moment and the socket closed.
     Closing,
 }
@@ -52,6 +57,14 @@ pub struct Sending {
     pub suffix: Option<u8>,
 }
 
+/// Bytes that belong to the connection and leave as they lie.
+pub struct Handing {
+    /// What is left, the first piece from `sent` on.
+    pub pieces: VecDeque<Vec<u8>>,
+    pub sent: usize,
+    pub _unsent: Unsent,
+}
+
 pub struct Conn {
     socket: OwnedFd,
     pub token: u64,
@@ -67,6 +80,8 @@ pub struct Conn {
     /// When the body under way began to arrive, and when the front request began to wait; 0 = neither.
     pub body_since_ms: u64,
     pub waiting_since_ms: u64,
+    /// A job for the pipeline and the length of its body, until the body is there to go with it.
+    pub job: Option<(Box<Job>, usize)>,
     pub output: Vec<u8>,
     pub sent: usize,
     gates: VecDeque<HeldBack>,
@@ -117,6 +132,7 @@ impl Conn {
             continued: false,
             body_since_ms: 0,
             waiting_since_ms: 0,
+            job: None,
             output: Vec::new(),
             sent: 0,
             gates: VecDeque::new(),

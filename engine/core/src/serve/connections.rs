@@ -151,7 +151,11 @@ impl Reactor {
             // Only to see it leave; what it pipelines meanwhile stays in the socket.
             Phase::LongPoll(_) | Phase::Sse(_) => conn.input.len() < HEAD_MAX_BYTES,
             Phase::Closing => true,
-            Phase::Waiting(_) | Phase::Sending(_) | Phase::Proxied => false,
+            Phase::Waiting(_)
+            | Phase::Sending(_)
+            | Phase::Proxied
+            | Phase::Working
+            | Phase::Handing(_) => false,
         };
         let mut interest = if conn.half_closed {
             0

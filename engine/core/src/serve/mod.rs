@@ -2,7 +2,7 @@
 //!
 //! Reading order: `server` (up and down), `listener` (socket), `reactor` (event loop), `connections` and `conn`,
 //! `http` (parsing), `requests` (framing and order), `route` (what is asked), then `append`, `create`, `read`,
-//! `live`, `proxy`; `respond` renders, `replies` holds back, `output` sends. `restore` stands aside: a data
+//! `live`, `proxy`, `pipeline`; `respond` renders, `replies` holds back, `output` sends. `restore` stands aside: a data
 //! directory from a backup.
 
 pub mod append;
@@ -13,6 +13,7 @@ pub mod http;
 pub mod listener;
 pub mod live;
 pub mod output;
+pub mod pipeline;
 pub mod proxy;
 pub mod reactor;
 pub mod read;

@@ -65,6 +65,7 @@ impl Reactor {
             }
             let next = match &conn.phase {
                 Phase::Sending(_) if conn.gate_count() == 0 => self.send_body(conn),
+                Phase::Handing(_) if conn.gate_count() == 0 => self.send_pieces(conn),
                 Phase::Sse(_) => self.send_frame(conn),
                 Phase::Closing if conn.output_is_done() => {
                     if !conn.write_shut {
@@ -97,7 +98,7 @@ impl Reactor {
     }
 
     fn send_output(&self, conn: &mut Conn) -> Sent {
-        let more = matches!(conn.phase, Phase::Sending(_));
+        let more = matches!(conn.phase, Phase::Sending(_) | Phase::Handing(_));
         while conn.has_sendable() {
             let bytes = &conn.output[conn.sent..conn.sendable()];
             match sys::send(conn.descriptor(), bytes, more) {
@@ -146,6 +147,42 @@ impl Reactor {
                     }
                     return Sent::Dead;
                 }
+            }
+        }
+        // Others first; the socket is still writable, so the next round goes on here.
+        Sent::Blocked
+    }
+
+    /// Sends an answer of the pipeline from the buffers that it was written into.
+    fn send_pieces(&mut self, conn: &mut Conn) -> Sent {
+        let descriptor = conn.descriptor();
+        for _ in 0..PIECES_PER_TURN {
+            let Phase::Handing(handing) = &mut conn.phase else {
+                return Sent::All;
+            };
+            while handing
+                .pieces
+                .pop_front_if(|piece| piece.len() == handing.sent)
+                .is_some()
+            {
+                handing.sent = 0;
+            }
+            let Some(piece) = handing.pieces.front() else {
+                return self.body_is_sent(conn);
+            };
+            let count = (piece.len() - handing.sent).min(PIECE_MAX_BYTES);
+            let bytes = &piece[handing.sent..handing.sent + count];
+            let more = handing.pieces.len() > 1 || handing.sent + count < piece.len();
+            match sys::send(descriptor, bytes, more) {
+                Ok(sent) => {
+                    handing.sent += sent;
+                    conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
+                    if sent < count {
+                        return Sent::Blocked;
+                    }
+                }
+                Err(error) if sys::would_block(&error) => return Sent::Blocked,
+                Err(_) => return Sent::Dead,
             }
         }
         // Others first; the socket is still writable, so the next round goes on here.

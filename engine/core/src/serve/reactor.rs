@@ -13,6 +13,7 @@ use crate::model::StreamId;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::listener::Listener;
 use crate::serve::live::SharedFrame;
+use crate::serve::pipeline::pool::Pipeline;
 use crate::serve::proxy::Upstreams;
 use crate::serve::respond::{self, Reply};
 use crate::serve::sys::{self, Epoll};
@@ -87,6 +88,7 @@ pub struct Reactor {
     pub flush_list: Vec<u64>,
     pub shared_frame: Option<SharedFrame>,
     pub upstreams: Upstreams,
+    pub pipeline: Arc<Pipeline>,
     pub round_has_reads: bool,
     pub due: Vec<u64>,
 }
@@ -96,6 +98,7 @@ impl Reactor {
         number: usize,
         engine: Arc<Engine>,
         listener: Arc<Listener>,
+        pipeline: Arc<Pipeline>,
         control_socket: Option<String>,
     ) -> std::io::Result<Reactor> {
         let epoll = Epoll::new()?;
@@ -136,6 +139,7 @@ impl Reactor {
             flush_list: Vec::new(),
             shared_frame: None,
             upstreams: Upstreams::new(control_socket),
+            pipeline,
             round_has_reads: false,
             due: Vec::new(),
             engine,
@@ -218,7 +222,10 @@ impl Reactor {
             let (token, ready) = (event.u64, event.events);
             match token >> KIND_SHIFT {
                 KIND_LISTENER => self.accept_all(),
-                KIND_MAILBOX => self.engine.shard.mailboxes[self.number].clear(),
+                KIND_MAILBOX => {
+                    self.engine.shard.mailboxes[self.number].clear();
+                    self.deliver_finished();
+                }
                 KIND_UPSTREAM => self.upstream_event(token),
                 _ => self.connection_event(token, ready),
             }
@@ -437,11 +444,16 @@ impl Reactor {
             Phase::LongPoll(_) => self.finish_poll(conn, true),
             Phase::Sse(_) => self.tick_sse(conn),
             Phase::Waiting(_) | Phase::Request if conn.blocked => self.give_up(conn),
-            // The log or the control plane is slow, not the client.
-            Phase::Waiting(_) | Phase::Proxied => conn.deadline_ms = self.now_ms + 1000,
+            // The log, the control plane or a worker is slow, not the client.
+            Phase::Waiting(_) | Phase::Proxied | Phase::Working => {
+                conn.deadline_ms = self.now_ms + 1000
+            }
             Phase::Closing if conn.gate_count() > 0 => conn.deadline_ms = self.now_ms + 1000,
             Phase::Closing => conn.dead = true,
-            Phase::Sending(_) => self.give_up(conn),
+            Phase::Sending(_) | Phase::Handing(_) if conn.gate_count() > 0 => {
+                conn.deadline_ms = self.now_ms + 1000
+            }
+            Phase::Sending(_) | Phase::Handing(_) => self.give_up(conn),
             Phase::Request | Phase::Chunked(_) if conn.gate_count() > 0 => {
                 conn.deadline_ms = self.now_ms + 1000
             }
@@ -497,7 +509,11 @@ impl Reactor {
                 || conn.unsent() > 0
                 || matches!(
                     conn.phase,
-                    Phase::Waiting(_) | Phase::Sending(_) | Phase::Proxied
+                    Phase::Waiting(_)
+                        | Phase::Sending(_)
+                        | Phase::Proxied
+                        | Phase::Working
+                        | Phase::Handing(_)
                 )
         };
         self.now_ms >= self.stop_deadline_ms

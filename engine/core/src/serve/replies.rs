@@ -7,6 +7,7 @@ use crate::serve::conn::{Conn, Measured, Phase};
 use crate::serve::http::{Head, HttpError, Known, Method};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond::{self, Reply};
+use crate::serve::route::is_pipeline;
 use crate::serve::timing::{self, TimingSlot};
 use crate::shard::engine::Undone;
 use crate::shard::times::CommitTimes;
@@ -19,11 +20,11 @@ impl Reactor {
         Reply {
             date: &self.date,
             // Cached answers must serve pages too, so reads always carry the headers.
-            cors: head.path.starts_with(b"/v1/")
+            cors: is_shared(head.path)
                 && (head.method == Method::Get || head.get(Known::Origin).is_some()),
             keep_alive: conn.keep_alive,
             head_only: head.method == Method::Head,
-            control: !head.path.starts_with(b"/v1/"),
+            control: !is_shared(head.path),
         }
     }
 
@@ -91,7 +92,7 @@ impl Reactor {
                 self.engine.metrics.refusals.add(1);
                 let start = conn.output.len();
                 let reply = Reply {
-                    cors: head.path.starts_with(b"/v1/"),
+                    cors: is_shared(head.path),
                     ..self.reply_for(conn, head)
                 };
                 respond::problem(&mut conn.output, &refusal, &reply);
@@ -121,7 +122,7 @@ impl Reactor {
         let head_only = head.is_some_and(|head| head.method == Method::Head);
         let reply = Reply {
             date: &self.date,
-            cors: true,
+            cors: head.is_none_or(|head| is_shared(head.path)),
             keep_alive: false,
             head_only,
             control: false,
@@ -152,4 +153,9 @@ impl Reactor {
         conn.deadline_ms =
             self.now_ms + LINGER_MS.max(self.engine.config.send_timeout_ms.min(5_000));
     }
+}
+
+/// Whether pages of other origins may read the answer: that of streams, and nothing else.
+fn is_shared(path: &[u8]) -> bool {
+    path.starts_with(b"/v1/") && !is_pipeline(path)
 }

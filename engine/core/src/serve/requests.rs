@@ -1,7 +1,10 @@
 //! From bytes to requests to answers: framing, order, and what waits.
 
 use crate::error::ErrorCode;
-use crate::limits::{HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX, PROXY_REQUEST_MAX_BYTES};
+use crate::limits::{
+    HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX, PIPELINE_REQUEST_MAX_BYTES,
+    PROXY_REQUEST_MAX_BYTES, STAGE_REQUEST_MAX_BYTES,
+};
 use crate::refusal::Refusal;
 use crate::serve::conn::{ChunkedBody, Conn, Phase};
 use crate::serve::http::{
@@ -9,7 +12,7 @@ use crate::serve::http::{
 };
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond;
-use crate::serve::route::{Route, check_control_origin, route};
+use crate::serve::route::{Route, check_control_origin, is_pipeline, is_pipeline_read, route};
 use crate::shard::damage::Condition;
 use crate::shard::engine::Undone;
 
@@ -24,9 +27,9 @@ impl Reactor {
     /// Handles what is there: straight from the receive buffer where nothing is kept, else from the input.
     pub fn take_input(&mut self, conn: &mut Conn, fresh: &[u8]) {
         if conn.input.is_empty() && matches!(conn.phase, Phase::Request | Phase::Chunked(_)) {
-            let used = self.requests(conn, fresh);
-            conn.input
-                .extend_from_slice(&fresh[used.min(fresh.len())..]);
+            let used = self.requests(conn, fresh).min(fresh.len());
+            conn.input.extend_from_slice(&fresh[used..]);
+            self.submit_copied(conn, &fresh[..used]);
         } else {
             conn.input.extend_from_slice(fresh);
             self.work_on_input(conn);
@@ -43,10 +46,12 @@ impl Reactor {
         }
         let input = std::mem::take(&mut conn.input);
         let used = self.requests(conn, &input);
-        conn.input = input;
-        if used >= conn.input.len() {
+        if used >= input.len() {
             conn.input = Vec::new();
+            self.submit(conn, input);
         } else {
+            self.submit_copied(conn, &input[..used]);
+            conn.input = input;
             conn.input.drain(..used);
         }
     }
@@ -156,6 +161,10 @@ impl Reactor {
         let control = head.path.starts_with(b"/-/") || head.path.starts_with(b"/v1/stream/__ds");
         if control {
             PROXY_REQUEST_MAX_BYTES as u64
+        } else if head.path.starts_with(b"/v1/stage/") {
+            STAGE_REQUEST_MAX_BYTES as u64
+        } else if is_pipeline(head.path) {
+            PIPELINE_REQUEST_MAX_BYTES as u64
         } else {
             self.engine.config.append_max_bytes as u64
         }
@@ -228,9 +237,9 @@ impl Reactor {
         let mut scanned = 0;
         match parse_head(&chunked.head, &mut scanned, HEAD_MAX_BYTES) {
             Ok(Parsed::Complete(head)) => {
-                if !self.whole_request(conn, &head, &chunked.body)
-                    && matches!(conn.phase, Phase::Waiting(_))
-                {
+                if self.whole_request(conn, &head, &chunked.body) {
+                    self.submit(conn, chunked.body);
+                } else if matches!(conn.phase, Phase::Waiting(_)) {
                     conn.phase = Phase::Waiting(Some(chunked));
                 }
             }
@@ -241,7 +250,8 @@ impl Reactor {
 
     /// A request is there in full. `false`: it has to wait and stays at the front.
     fn whole_request(&mut self, conn: &mut Conn, head: &Head<'_>, body: &[u8]) -> bool {
-        let writes = matches!(head.method, Method::Post | Method::Put | Method::Delete);
+        let writes = matches!(head.method, Method::Post | Method::Put | Method::Delete)
+            && !is_pipeline_read(head.path);
         if !writes && conn.gate_count() > 0 {
             // A read behind a write sees it, so it runs after the write's acknowledgement.
             self.wait_for_commit(conn, None);
@@ -326,6 +336,7 @@ impl Reactor {
                 Method::Delete => self.delete(conn, head, &path),
                 _ => self.answer_undone(conn, head, Undone::refused(ErrorCode::MethodNotAllowed)),
             },
+            Route::Pipeline(call) => self.begin_pipeline(conn, head, call, body),
             Route::Preflight => {
                 let reply = self.reply_for(conn, head);
                 respond::preflight(&mut conn.output, &reply);

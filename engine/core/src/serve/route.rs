@@ -10,10 +10,25 @@ use crate::serve::http::{
 };
 
 pub const STREAM_ROOT: &[u8] = b"/v1/stream/";
+const STAGE_ROOT: &[u8] = b"/v1/stage/";
+/// Longest id of a stage.
+const STAGE_ID_MAX_BYTES: usize = 128;
+
+/// What is asked of the pipeline paths.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PipelineCall {
+    Tails,
+    Read,
+    /// PUT and DELETE of a stage, by its id.
+    Stage(Box<str>),
+    DropStage(Box<str>),
+    Commit,
+}
 
 pub enum Route<'b> {
     /// A stream, by its path below the root.
     Stream(Cow<'b, str>),
+    Pipeline(PipelineCall),
     Preflight,
     Health,
     Ready,
@@ -35,6 +50,9 @@ pub fn route<'b>(head: &Head<'b>) -> Result<Route<'b>, Refusal> {
         }
         return Ok(Route::Stream(path));
     }
+    if is_pipeline(head.path) {
+        return pipeline_call(head).map(Route::Pipeline);
+    }
     let readable = matches!(head.method, Method::Get | Method::Head);
     match head.path {
         b"/-/health" if readable => Ok(Route::Health),
@@ -44,6 +62,49 @@ pub fn route<'b>(head: &Head<'b>) -> Result<Route<'b>, Refusal> {
         path if path.starts_with(b"/-/") || path == b"/-" => Ok(Route::Control),
         _ if head.method == Method::Options => Ok(Route::Preflight),
         _ => Err(ErrorCode::NotFound.into()),
+    }
+}
+
+/// Whether a path is one of the pipeline's: they are for programs and have no CORS headers.
+pub fn is_pipeline(path: &[u8]) -> bool {
+    matches!(path, b"/v1/tails" | b"/v1/read" | b"/v1/commit") || path.starts_with(STAGE_ROOT)
+}
+
+/// Those of them that only look: they see the writes before them.
+pub fn is_pipeline_read(path: &[u8]) -> bool {
+    matches!(path, b"/v1/tails" | b"/v1/read")
+}
+
+fn pipeline_call(head: &Head<'_>) -> Result<PipelineCall, Refusal> {
+    let allow = match (head.path, head.method) {
+        (b"/v1/tails", Method::Post) => return Ok(PipelineCall::Tails),
+        (b"/v1/read", Method::Post) => return Ok(PipelineCall::Read),
+        (b"/v1/commit", Method::Post) => return Ok(PipelineCall::Commit),
+        (path, Method::Put) if path.starts_with(STAGE_ROOT) => {
+            return Ok(PipelineCall::Stage(stage_id(path)?));
+        }
+        (path, Method::Delete) if path.starts_with(STAGE_ROOT) => {
+            return Ok(PipelineCall::DropStage(stage_id(path)?));
+        }
+        (path, _) if path.starts_with(STAGE_ROOT) => "PUT, DELETE",
+        _ => "POST",
+    };
+    let mut refusal = Refusal::new(ErrorCode::MethodNotAllowed);
+    refusal.headers.allow = Some(allow);
+    Err(refusal)
+}
+
+fn stage_id(path: &[u8]) -> Result<Box<str>, Refusal> {
+    let id = path.get(STAGE_ROOT.len()..).unwrap_or(b"");
+    let known = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+    match std::str::from_utf8(id) {
+        Ok(text) if (1..=STAGE_ID_MAX_BYTES).contains(&id.len()) && id.iter().all(known) => {
+            Ok(text.into())
+        }
+        _ => Err(Refusal::with(
+            ErrorCode::BadRequest,
+            "The id of a stage is 1 to 128 letters, digits, dots, underscores and hyphens.",
+        )),
     }
 }
 

@@ -15,6 +15,7 @@ use crate::io::Doors;
 use crate::limits::OPEN_FILES_MAX;
 use crate::log::lock::DirectoryLock;
 use crate::serve::listener::Listener;
+use crate::serve::pipeline::pool::Pipeline;
 use crate::serve::reactor::Reactor;
 use crate::shard::engine::Engine;
 
@@ -34,6 +35,8 @@ pub struct Server {
 #[derive(Default)]
 struct Threads {
     reactors: Vec<JoinHandle<()>>,
+    pipeline: Option<Arc<Pipeline>>,
+    workers: Vec<JoinHandle<()>>,
     log: Vec<JoinHandle<()>>,
     maintenance: Option<JoinHandle<()>>,
     scrub: Option<JoinHandle<()>>,
@@ -86,12 +89,20 @@ impl Server {
         };
         let failed = |error| EngineError::io("reactor", error);
         let mut threads = self.threads.lock();
+        let pipeline = Arc::new(Pipeline::new(Arc::clone(&self.engine)));
+        for number in 0..Pipeline::worker_count() {
+            let working = Arc::clone(&pipeline);
+            let worker = spawn(&format!("pipe-{number}"), move || working.work())?;
+            threads.workers.push(worker);
+        }
+        threads.pipeline = Some(Arc::clone(&pipeline));
         for number in 0..self.engine.shard.mailboxes.len() {
             let socket = control_socket.map(str::to_owned);
             let mut reactor = Reactor::new(
                 number,
                 Arc::clone(&self.engine),
                 Arc::clone(listener),
+                Arc::clone(&pipeline),
                 socket,
             )
             .map_err(failed)?;
@@ -117,6 +128,12 @@ impl Server {
         let mut threads = self.threads.lock();
         for reactor in threads.reactors.drain(..) {
             join(reactor, "reactor");
+        }
+        if let Some(pipeline) = threads.pipeline.take() {
+            pipeline.stop();
+        }
+        for worker in threads.workers.drain(..) {
+            join(worker, "pipeline");
         }
         self.engine.maintenance.stop();
         self.engine.directory.damaged.stop();

@@ -59,6 +59,7 @@ known_headers! {
     ProducerEpoch "producer-epoch" once,
     ProducerSeq "producer-seq" once,
     MillstreamTiming "millstream-timing" once,
+    MillstreamBodyCrc32 "millstream-body-crc32" once,
 }
 
 /// Case-insensitive compare of a header name with a lower-case literal. Setting bit 0x20 is exact
@@ -110,6 +111,7 @@ impl Known {
             17 if same(name, b"millstream-timing") => Self::MillstreamTiming,
             18 if same(name, b"stream-forked-from") => Self::StreamForkedFrom,
             18 if same(name, b"stream-fork-offset") => Self::StreamForkOffset,
+            21 if same(name, b"millstream-body-crc32") => Self::MillstreamBodyCrc32,
             22 if same(name, b"stream-fork-sub-offset") => Self::StreamForkSubOffset,
             _ => return None,
         };

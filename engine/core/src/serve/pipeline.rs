@@ -1,0 +1,128 @@
+//! The pipeline paths: `/v1/tails`, `/v1/read`, `/v1/stage/{id}` and `/v1/commit`.
+//!
+//! What they do takes longer than a reactor may: a request whose body is whole leaves its connection as an owned
+//! [`Job`], a worker of the pool runs it, and the answer comes back through the reactor's mailbox. Reading order:
+//! `hand` (from a connection to the pool and back), `pool` (workers), then one file per call.
+//!
+//! Invariants
+//! - `I-PIPE-1` A connection has at most one job; its next request waits, so answers keep their order.
+//! - `I-PIPE-2` Everything that waits is bounded: the queue by number, bodies by the bound for bodies under way,
+//!   answers by their bytes.
+//! - `I-PIPE-3` A client that leaves cancels nothing that has begun: its answer is dropped.
+
+use std::sync::Arc;
+
+use crate::error::ErrorCode;
+use crate::metrics::Metrics;
+use crate::model::Gate;
+use crate::refusal::Refusal;
+use crate::serve::route::PipelineCall;
+use crate::shard::engine::{Engine, Undone};
+
+pub mod hand;
+pub mod pool;
+
+/// A request on its way to a worker.
+pub struct Job {
+    pub call: PipelineCall,
+    pub request: Request,
+    /// Where the answer goes: the reactor's number and the connection's token.
+    pub reactor: usize,
+    pub conn: u64,
+    _reserved: Reserved,
+}
+
+/// What a call may need of its request.
+pub struct Request {
+    pub query: Option<Box<[u8]>>,
+    /// `Millstream-Body-Crc32` as it was sent.
+    pub body_crc32: Option<Box<[u8]>>,
+    pub body: Body,
+}
+
+/// A request's body in the buffer that it arrived in.
+#[derive(Default)]
+pub struct Body {
+    bytes: Vec<u8>,
+    from: usize,
+}
+
+impl Body {
+    /// The last `len` bytes of a buffer.
+    pub fn at_end_of(bytes: Vec<u8>, len: usize) -> Body {
+        let from = bytes.len().saturating_sub(len);
+        Body { bytes, from }
+    }
+}
+
+impl std::ops::Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.from..]
+    }
+}
+
+/// An answer that is success. The body is sent as it lies: piece by piece, never put together.
+pub struct Answer {
+    pub status: u16,
+    pub content_type: &'static str,
+    pub headers: Vec<(&'static str, Vec<u8>)>,
+    pub body: Vec<Vec<u8>>,
+    /// What the reply waits for.
+    pub gate: Gate,
+}
+
+impl Answer {
+    pub fn json(status: u16, body: Vec<u8>) -> Answer {
+        Answer {
+            status,
+            content_type: "application/json",
+            headers: Vec::new(),
+            body: vec![body],
+            gate: Gate::OPEN,
+        }
+    }
+
+    fn body_bytes(&self) -> u64 {
+        self.body.iter().map(|piece| piece.len() as u64).sum()
+    }
+}
+
+/// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.
+pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Result<Answer, Undone> {
+    match call {
+        PipelineCall::Tails
+        | PipelineCall::Read
+        | PipelineCall::Stage(_)
+        | PipelineCall::DropStage(_)
+        | PipelineCall::Commit => {
+            let _ = (engine, request);
+            Err(Undone::refused(Refusal::new(ErrorCode::NotFound)))
+        }
+    }
+}
+
+/// Body bytes that count against the global bound until they are dropped.
+struct Reserved {
+    metrics: Arc<Metrics>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.metrics.inflight_bytes.sub(self.bytes);
+    }
+}
+
+/// Answer bytes that are counted until they have left.
+pub struct Unsent {
+    metrics: Arc<Metrics>,
+    bytes: u64,
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.metrics.pipeline_answer_bytes.sub(self.bytes);
+    }
+}

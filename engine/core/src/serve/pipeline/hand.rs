@@ -1,0 +1,131 @@
+//! From a connection to the pool and back: the reactor's side of a pipeline request.
+//!
+//! The body changes hands without a copy where it has a buffer of its own; so does the answer.
+
+use std::sync::Arc;
+
+use crate::serve::conn::{Conn, Handing, Phase};
+use crate::serve::http::{Head, Known};
+use crate::serve::pipeline::pool::{Finished, Outcome};
+use crate::serve::pipeline::{Body, Job, Request, Reserved};
+use crate::serve::reactor::{Flow, Reactor};
+use crate::serve::respond::{self, Reply};
+use crate::serve::route::PipelineCall;
+
+/// Answers up to this size are copied behind their head and leave in one call.
+const INLINE_BODY_BYTES: u64 = 64 * 1024;
+
+impl Reactor {
+    /// Makes a job of a request that is whole; its body follows with [`Reactor::submit`].
+    pub fn begin_pipeline(
+        &mut self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        call: PipelineCall,
+        body: &[u8],
+    ) -> Flow {
+        self.engine.metrics.pipeline_requests.add(1);
+        let reserved = Reserved {
+            metrics: Arc::clone(&self.engine.metrics),
+            bytes: std::mem::take(&mut conn.reserved),
+        };
+        let job = Job {
+            call,
+            request: Request {
+                query: head.query.map(Box::from),
+                body_crc32: head.get(Known::MillstreamBodyCrc32).map(Box::from),
+                body: Body::default(),
+            },
+            reactor: self.number,
+            conn: conn.token,
+            _reserved: reserved,
+        };
+        conn.job = Some((Box::new(job), body.len()));
+        conn.phase = Phase::Working;
+        Flow::Done
+    }
+
+    /// Gives the job at the front its body, which ends where `used` does, and hands it over.
+    pub fn submit_copied(&mut self, conn: &mut Conn, used: &[u8]) {
+        if let Some((_, body_len)) = &conn.job {
+            let body = used[used.len().saturating_sub(*body_len)..].to_vec();
+            self.submit(conn, body);
+        }
+    }
+
+    /// The same for a buffer that is not needed any more.
+    pub fn submit(&mut self, conn: &mut Conn, buffer: Vec<u8>) {
+        if let Some((mut job, body_len)) = conn.job.take() {
+            job.request.body = Body::at_end_of(buffer, body_len);
+            self.pipeline.submit(job);
+        }
+    }
+
+    /// Answers the connections whose jobs are done.
+    pub fn deliver_finished(&mut self) {
+        for finished in self.pipeline.take_finished(self.number) {
+            self.deliver_outcome(finished);
+        }
+    }
+
+    fn deliver_outcome(&mut self, finished: Finished) {
+        // Without its client the outcome is of use to nobody.
+        let Some(mut conn) = self.take(finished.conn) else {
+            return;
+        };
+        if !matches!(conn.phase, Phase::Working) {
+            return self.put_back(conn);
+        }
+        let start = conn.output.len();
+        let reply = Reply {
+            date: &self.date,
+            cors: false,
+            keep_alive: conn.keep_alive,
+            head_only: false,
+            control: true,
+        };
+        let out = &mut conn.output;
+        let mut handing = None;
+        let gate = match finished.outcome {
+            Outcome::Answered(answer, unsent) => {
+                respond::begin(out, answer.status, &reply);
+                for (name, value) in &answer.headers {
+                    respond::header(out, name, value);
+                }
+                respond::header(out, "Cache-Control", b"no-store");
+                let length = answer.body_bytes();
+                if answer.status == 204 {
+                    respond::end_empty(out, answer.status);
+                } else {
+                    respond::header(out, "Content-Type", answer.content_type.as_bytes());
+                    respond::number_header(out, "Content-Length", length);
+                    out.extend_from_slice(b"\r\n");
+                }
+                if length > INLINE_BODY_BYTES {
+                    handing = Some(Handing {
+                        pieces: answer.body.into(),
+                        sent: 0,
+                        _unsent: unsent,
+                    });
+                } else {
+                    answer.body.iter().for_each(|piece| out.extend(piece));
+                }
+                answer.gate
+            }
+            Outcome::Refused(refusal, gate) => {
+                self.engine.metrics.refusals.add(1);
+                respond::problem(out, &refusal, &reply);
+                gate
+            }
+        };
+        self.hold(&mut conn, start, gate);
+        match handing {
+            Some(handing) => conn.phase = Phase::Handing(Box::new(handing)),
+            None => {
+                conn.phase = Phase::Request;
+                self.after_answer(&mut conn);
+            }
+        }
+        self.put_back(conn);
+    }
+}

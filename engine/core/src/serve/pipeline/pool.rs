@@ -1,0 +1,173 @@
+//! The workers of the pipeline paths: a bounded queue of jobs, a few threads, and a list of finished ones per
+//! reactor.
+//!
+//! A worker may block: on the disk, on the log, on a lock. A job that must wait for the log (`Undone::Wait`) is run
+//! again by its worker after the next commit, for a bounded time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::ErrorCode;
+use crate::limits::PIPELINE_QUEUE_MAX;
+use crate::model::Gate;
+use crate::refusal::Refusal;
+use crate::serve::pipeline::{Answer, Job, Unsent, run};
+use crate::shard::engine::{Engine, Undone};
+
+/// How long a job may wait for the log.
+const PATIENCE_US: u64 = 30_000_000;
+/// The log is looked at again at least this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+pub struct Pipeline {
+    pub engine: Arc<Engine>,
+    queue: Mutex<Queue>,
+    ready: Condvar,
+    /// One list per reactor, in the order of their mailboxes.
+    finished: Vec<Mutex<Vec<Finished>>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Box<Job>>,
+    stop: bool,
+}
+
+/// What became of a job, for the connection that it came from.
+pub struct Finished {
+    pub conn: u64,
+    pub outcome: Outcome,
+}
+
+pub enum Outcome {
+    Answered(Answer, Unsent),
+    Refused(Refusal, Gate),
+}
+
+impl Pipeline {
+    pub fn new(engine: Arc<Engine>) -> Pipeline {
+        let reactors = engine.shard.mailboxes.len();
+        Pipeline {
+            engine,
+            queue: Mutex::default(),
+            ready: Condvar::new(),
+            finished: (0..reactors).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// As many as there are cores; two at least, so that one that waits for the log does not stop all.
+    pub fn worker_count() -> usize {
+        std::thread::available_parallelism().map_or(2, |count| count.get().max(2))
+    }
+
+    /// Queues a job. If there are too many its connection is told so, the same way as any other answer.
+    pub fn submit(&self, job: Box<Job>) {
+        let job = {
+            let mut queue = self.queue.lock();
+            if queue.stop || queue.jobs.len() >= PIPELINE_QUEUE_MAX {
+                job
+            } else {
+                queue.jobs.push_back(job);
+                self.engine.metrics.pipeline_queue.add(1);
+                drop(queue);
+                self.ready.notify_one();
+                return;
+            }
+        };
+        let refusal = Refusal::with(
+            ErrorCode::ServerBusy,
+            "Too many pipeline requests are under way.",
+        );
+        self.finish(job.reactor, job.conn, Err(Undone::refused(refusal)));
+    }
+
+    /// A worker's loop; ends after [`Pipeline::stop`].
+    pub fn work(&self) {
+        while let Some(job) = self.next() {
+            let outcome = self.run_patiently(&job);
+            let (reactor, conn) = (job.reactor, job.conn);
+            // The body goes before the answer is told of.
+            drop(job);
+            self.finish(reactor, conn, outcome);
+        }
+    }
+
+    fn next(&self) -> Option<Box<Job>> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.stop {
+                return None;
+            }
+            if let Some(job) = queue.jobs.pop_front() {
+                self.engine.metrics.pipeline_queue.sub(1);
+                return Some(job);
+            }
+            self.ready.wait(&mut queue);
+        }
+    }
+
+    fn run_patiently(&self, job: &Job) -> Result<Answer, Undone> {
+        let shard = &self.engine.shard;
+        let clock = &self.engine.doors.clock;
+        let began_us = clock.monotonic_us();
+        loop {
+            let before = shard.synced();
+            let outcome = run(&self.engine, &job.call, &job.request);
+            if !matches!(outcome, Err(Undone::Wait)) {
+                return outcome;
+            }
+            let waited_us = clock.monotonic_us().saturating_sub(began_us);
+            if self.engine.stopping.load(Ordering::Acquire) {
+                return Err(Undone::refused(ErrorCode::ShuttingDown));
+            }
+            if shard.failed() || waited_us > PATIENCE_US {
+                let refusal = Refusal::with(ErrorCode::ServerBusy, "The log does not get on.");
+                return Err(Undone::refused(refusal));
+            }
+            shard.kick();
+            shard
+                .waiters
+                .wait_until(|| shard.synced() > before || shard.failed(), LOOK_AGAIN);
+        }
+    }
+
+    /// Gives an outcome to the reactor that asked.
+    pub fn finish(&self, reactor: usize, conn: u64, outcome: Result<Answer, Undone>) {
+        let outcome = match outcome {
+            Ok(answer) => {
+                let bytes = answer.body_bytes();
+                self.engine.metrics.pipeline_answer_bytes.add(bytes);
+                let unsent = Unsent {
+                    metrics: Arc::clone(&self.engine.metrics),
+                    bytes,
+                };
+                Outcome::Answered(answer, unsent)
+            }
+            Err(Undone::Refused { refusal, gate }) => Outcome::Refused(refusal, gate),
+            Err(Undone::Wait) => Outcome::Refused(ErrorCode::ServerBusy.into(), Gate::OPEN),
+        };
+        self.finished[reactor]
+            .lock()
+            .push(Finished { conn, outcome });
+        self.engine.shard.mailboxes[reactor].ring();
+    }
+
+    pub fn take_finished(&self, reactor: usize) -> Vec<Finished> {
+        std::mem::take(&mut self.finished[reactor].lock())
+    }
+
+    /// Ends the workers; what is still queued is dropped: its connections are gone.
+    pub fn stop(&self) {
+        let dropped = {
+            let mut queue = self.queue.lock();
+            queue.stop = true;
+            std::mem::take(&mut queue.jobs)
+        };
+        self.engine.metrics.pipeline_queue.sub(dropped.len() as u64);
+        self.ready.notify_all();
+    }
+}

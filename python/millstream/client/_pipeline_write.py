@@ -1,0 +1,211 @@
+"""Writing many records at once: stage them, commit what was staged, or append with own numbers.
+
+Where it sits: beside the client, over its connections; used by the Spark writer on executors (stage)
+and on the driver (commit), open to any program. The paths are those of docs/reference/pipeline-http.md.
+
+Invariants:
+- I-PWR-1  Every call here may be repeated: a stage by its id and bytes, a commit and a numbered
+           append by producer and epoch. So a lost answer, a broken connection and a restarting
+           server are repeated until an answer comes or the patience is over.
+- I-PWR-2  A refusal is never repeated: it says that nothing was applied and why.
+- I-PWR-3  `duplicate` is success: an earlier try, perhaps of an earlier process, was applied.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from millstream import errors
+from millstream.client import _wire as wire
+from millstream.client._http import Request, Response, TransportFailure
+from millstream.client._problem import error_from_response
+from millstream.client._steps import Call, Operations, Sleep, Steps, may_repeat
+from millstream.client._sync import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from millstream.client._sync import Client
+
+STAGE_PATH: Final = "/v1/stage/"
+COMMIT_PATH: Final = "/v1/commit"
+ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
+PATIENCE_SECONDS: Final = 120.0
+"""How long a call is repeated while no answer comes: longer than a server takes to restart."""
+UNSTAGE_PATIENCE_SECONDS: Final = 5.0
+"""Short: what is left behind expires on the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the server holds under one stage id."""
+
+    id: str
+    checksum: str
+    rows: int
+    bytes: int
+    streams: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit did; `rows` is 0 where an earlier try had done it."""
+
+    duplicate: bool
+    rows: int
+
+
+def stage(
+    client: Client,
+    stage_id: str,
+    body: bytes,
+    *,
+    stream: str | None = None,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Stage:
+    """Hand over the rows of an Arrow IPC stream; a repetition with the same bytes changes nothing.
+
+    Without `stream` the rows need a column `stream`.
+    """
+    operations = client._operations
+    query = () if stream is None else (("stream", wire.check_path(stream)),)
+    request = Request(
+        "PUT",
+        operations.endpoint.prefix + STAGE_PATH + stage_id + wire.encode_query(query),
+        (
+            ("Content-Type", ARROW_STREAM),
+            ("Millstream-Body-Crc32", f"{zlib.crc32(body):08x}"),
+        ),
+        body,
+    )
+    steps = _answered(operations, request, stream or "", patience_seconds)
+    document = _document(run(steps, client._pool), STAGE_PATH)
+    try:
+        return Stage(
+            id=stage_id,
+            checksum=str(document["checksum"]),
+            rows=int(document["rows"]),
+            bytes=int(document["bytes"]),
+            streams=tuple(str(entry["name"]) for entry in document["streams"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.ProtocolError(
+            f"the server described a stage in no known way: {error!r}"
+        ) from error
+
+
+def unstage(client: Client, stage_id: str) -> Literal["deleted", "gone", "committed"]:
+    """Give up staged rows. What a commit has taken stays: the answer is then `committed`."""
+    operations = client._operations
+    request = Request("DELETE", operations.endpoint.prefix + STAGE_PATH + stage_id)
+    try:
+        run(_answered(operations, request, "", UNSTAGE_PATIENCE_SECONDS), client._pool)
+    except errors.ServerError as error:
+        if error.code == "stage_gone":
+            return "gone"
+        if error.code == "stage_committed":
+            return "committed"
+        raise
+    return "deleted"
+
+
+def commit(
+    client: Client,
+    producer: str,
+    epoch: int,
+    stages: Sequence[Stage],
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Committed:
+    """Append what was staged, in this order, to all its streams or to none, exactly once."""
+    operations = client._operations
+    names = sorted({name for entry in stages for name in entry.streams})
+    document = {
+        "producer": producer,
+        "epoch": epoch,
+        "streams": names,
+        "stages": [{"id": entry.id, "checksum": entry.checksum} for entry in stages],
+    }
+    request = Request(
+        "POST",
+        operations.endpoint.prefix + COMMIT_PATH,
+        (("Content-Type", "application/json"),),
+        json.dumps(document, separators=(",", ":")).encode(),
+    )
+    steps = _answered(operations, request, "", patience_seconds)
+    answer = _document(run(steps, client._pool), COMMIT_PATH)
+    try:
+        if answer["duplicate"] is True:
+            return Committed(duplicate=True, rows=0)
+        return Committed(
+            duplicate=False, rows=sum(int(entry["rows"]) for entry in answer["streams"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.ProtocolError(
+            f"the server answered a commit in no known way: {error!r}"
+        ) from error
+
+
+def append_numbered(
+    client: Client,
+    path: str,
+    content_type: str,
+    body: bytes,
+    producer: tuple[str, int, int],
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> bool:
+    """An ordinary append under (producer id, epoch, sequence number); False if it was there before."""
+    operations = client._operations
+    options = wire.AppendOptions(producer=producer)
+    request = wire.append_request(operations.endpoint, path, content_type, body, options)
+    response = run(_answered(operations, request, path, patience_seconds), client._pool)
+    return response.status != 204
+
+
+def _answered(
+    operations: Operations, request: Request, path: str, patience_seconds: float
+) -> Steps[Response]:
+    """One request, repeated until it is answered (I-PWR-1, I-PWR-2)."""
+    until = time.monotonic() + patience_seconds
+    attempt = 0
+    while True:
+        attempt += 1
+        wait_seconds: float | None = None
+        try:
+            response: Response = yield Call(request, operations.timeout_seconds)
+        except TransportFailure as failure:
+            error = operations.failure_error(failure, may_be_applied=False)
+        else:
+            if response.status < 300:
+                return response
+            error = error_from_response(request, response, path)
+            if not _unanswered(error):
+                raise error
+            if isinstance(error, errors.ServerError):
+                wait_seconds = error.retry_after_seconds
+        pause = operations.retry.wait_seconds(attempt, wait_seconds)
+        if time.monotonic() + pause > until:
+            raise error
+        yield Sleep(pause)
+
+
+def _unanswered(error: errors.MillstreamError) -> bool:
+    """Busy, starting, stopping or not sure: ask again. A full disk or budget is an answer."""
+    if isinstance(error, errors.InsufficientStorage):
+        return False
+    return isinstance(error, errors.OutcomeUnknown) or may_repeat(error, safe=True)
+
+
+def _document(response: Response, path: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(response.body)
+    except (ValueError, RecursionError) as error:
+        raise errors.ProtocolError(f"{path} was answered by something that is not JSON") from error
+    if not isinstance(answer, dict):
+        raise errors.ProtocolError(f"{path} was answered by something that is not a JSON object")
+    return answer

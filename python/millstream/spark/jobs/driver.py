@@ -1,0 +1,167 @@
+"""One run of a job: checks, lock, query, progress, end. The same code for `--once` and `--every`.
+
+Where it sits: between the commands (`cli/pipeline.py`, `jobs/__main__.py`), which make the session and
+show the progress, and the jobs.
+
+Invariants:
+- I-DRV-1  A checkpoint on this machine is locked for as long as its query runs.
+- I-DRV-2  The trigger is the only difference between a run that ends and one that goes on.
+- I-DRV-3  A query that failed ends the run with the connector's own error if there is one, never with a
+           Java stack trace alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.errors import PipelineError
+from millstream.spark.jobs.job import Job, Request, check_options, read_streams
+from millstream.spark.jobs.lake_layout import HIDDEN, local_root
+from millstream.spark.jobs.lock import locked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import DataFrame, SparkSession
+
+POLL_SECONDS: Final = 0.2
+_REMOTE: Final = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:")
+_CLEAR: Final = re.compile(
+    r"Error: ([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?$", re.MULTILINE
+)
+"""How an error of the connector or of the lake ends its Python traceback."""
+_LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batch that was done."""
+
+    batch: int
+    rows: int
+    seconds: float
+    progress: Any
+    """Spark's own report, for the lag."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run has done."""
+
+    batches: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+
+
+def check(job: Job, request: Request) -> None:
+    """Everything that can be refused before a JVM is started."""
+    check_options(job, request)
+    job.check(request)
+
+
+def default_checkpoint(request: Request) -> str | None:
+    """A lake keeps its own checkpoint, unless the caller names one; a stream cannot."""
+    if request.target.path is None:
+        return None
+    return str(local_root(request.target.path) / HIDDEN / "checkpoint")
+
+
+def hold(checkpoint: str) -> AbstractContextManager[None]:
+    """Lock a checkpoint of this machine; one on another file system is left to Spark's own check."""
+    if _REMOTE.match(checkpoint):
+        return nullcontext()
+    return locked(Path(checkpoint.removeprefix("file://")))
+
+
+def start(
+    job: Job,
+    request: Request,
+    session: SparkSession,
+    *,
+    checkpoint: str,
+    every_seconds: float | None = None,
+    source: DataFrame | None = None,
+) -> Any:
+    """Start the query of a job; `source` replaces the streams, for records from elsewhere."""
+    records = read_streams(session, request) if source is None else source
+    writer = job.write(records, request)
+    writer = writer.option("checkpointLocation", checkpoint).queryName(f"millstream-{job.name}")
+    if every_seconds is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(
+            processingTime=f"{max(1, round(every_seconds * 1000))} milliseconds"
+        )
+    return writer.start()
+
+
+def watch(query: Any, on_step: Callable[[Step], None]) -> Summary:
+    """Report each batch until the query ends; raises what it failed with."""
+    began = time.monotonic()
+    summary = Summary()
+    seen = -1
+    while True:
+        try:
+            ended = query.awaitTermination(POLL_SECONDS)
+        except Exception as error:
+            failure = plain_error(error)
+            if failure is None:
+                raise
+            raise failure from error
+        for step in _news(query, seen):
+            seen = step.batch
+            if step.rows:
+                summary.batches += 1
+                summary.rows += step.rows
+            on_step(step)
+        summary.seconds = time.monotonic() - began
+        if ended:
+            return summary
+
+
+def _news(query: Any, seen: int) -> Iterator[Step]:
+    last = query.lastProgress
+    if last is None or last["batchId"] <= seen:
+        return
+    reports = [last] if last["batchId"] == seen + 1 else query.recentProgress
+    for report in reports:
+        # A trigger without data reports the number of the batch that it did not run.
+        if report["batchId"] > seen and "addBatch" in (report["durationMs"] or {}):
+            seen = report["batchId"]
+            yield _step(report)
+
+
+def _step(report: Any) -> Step:
+    written = report["sink"]["numOutputRows"]
+    rows = written if isinstance(written, int) and written >= 0 else report["numInputRows"]
+    milliseconds = (report["durationMs"] or {}).get("triggerExecution", 0)
+    return Step(report["batchId"], int(rows or 0), milliseconds / 1000, report)
+
+
+@contextmanager
+def running(query: Any) -> Iterator[None]:
+    """End the query however the block ends; a batch that is cut off is run again next time."""
+    try:
+        yield
+    finally:
+        if query.isActive:
+            query.stop()
+
+
+def plain_error(error: BaseException) -> PipelineError | None:
+    """The error that stopped a query, as one sentence; `None` if it is not Spark's."""
+    if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+        return None
+    text = str(error)
+    clear = _CLEAR.search(text)
+    if clear is not None:
+        return PipelineError(clear[2], code=clear[1], hint=clear[3])
+    lines = _LAST_LINE.findall(text)
+    message = f"{lines[-1][0]}: {lines[-1][1]}" if lines else (text.splitlines() or [""])[0]
+    return PipelineError(f"the query failed: {message}", code="query_failed")

@@ -1,0 +1,105 @@
+"""A lake as a Delta table: the driver commits metadata, nobody copies a record.
+
+Where it sits: the last step of `lake_publish` with `table=delta`; needs the extra `[delta]`.
+Invariant I-LAK-10: a commit carries the transaction (query id, batch id); a batch whose number the
+table has seen for this query is not entered again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millstream.errors import PipelineError
+from millstream.spark.jobs.lake_layout import Layout
+
+if TYPE_CHECKING:
+    from millstream.spark.jobs.lake_publish import Manifest
+
+
+class DeltaLake:
+    """The Delta table at the root of the lake."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    @staticmethod
+    def check_installed() -> None:
+        try:
+            import deltalake  # noqa: F401 - only whether it is there
+        except ImportError as error:
+            raise PipelineError(
+                "a Delta table needs the package `deltalake` on the driver",
+                code="dependency_missing",
+                hint="pip install 'millstream[delta]'",
+            ) from error
+
+    def enter(self, manifest: Manifest) -> None:
+        from deltalake.transaction import CommitProperties, Transaction
+
+        table = self._table(manifest)
+        seen = table.transaction_version(manifest.query_id)
+        if seen is not None and seen >= manifest.batch_id:
+            return
+        table.create_write_transaction(
+            actions=self._actions(manifest),
+            mode="append",
+            schema=table.schema(),
+            partition_by=list(self._layout.partition_by),
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(manifest.query_id, manifest.batch_id)],
+                custom_metadata={
+                    "millstream.query": manifest.query_id,
+                    "millstream.batch": str(manifest.batch_id),
+                },
+            ),
+        )
+
+    def _table(self, manifest: Manifest) -> Any:
+        from deltalake import DeltaTable
+        from deltalake.schema import Schema
+
+        first = pq.read_schema(self._layout.root / manifest.files[0].path)
+        wanted = Schema.from_arrow(self._schema(first.remove_metadata()))
+        root = str(self._layout.root)
+        if not DeltaTable.is_deltatable(root):
+            columns = list(self._layout.partition_by)
+            return DeltaTable.create(root, wanted, mode="ignore", partition_by=columns)
+        table = DeltaTable(root)
+        if _columns(table.schema()) != _columns(wanted):
+            raise PipelineError(
+                f"the Delta table has the columns {_columns(table.schema())}, "
+                f"the records have {_columns(wanted)}",
+                code="lake_schema_differs",
+                hint="land into another directory, or run with the options of the first run",
+            )
+        return table
+
+    def _schema(self, files: pa.Schema) -> pa.Schema:
+        for name in self._layout.partition_by:
+            files = files.append(pa.field(name, pa.date32() if name == "date" else pa.string()))
+        return files
+
+    def _actions(self, manifest: Manifest) -> list[Any]:
+        from deltalake.transaction import AddAction
+
+        now_ms = time.time_ns() // 1_000_000
+        return [
+            AddAction(
+                path=file.path,
+                size=file.bytes,
+                partition_values=dict(file.partition),
+                modification_time=now_ms,
+                data_change=True,
+                stats=json.dumps({"numRecords": file.rows}),
+            )
+            for file in manifest.files
+        ]
+
+
+def _columns(schema: Any) -> list[tuple[str, str]]:
+    return [(field.name, str(field.type)) for field in schema.fields]

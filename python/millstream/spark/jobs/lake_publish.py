@@ -1,0 +1,269 @@
+"""The driver side of a lake: one batch becomes visible, exactly once, whatever dies in between.
+
+Where it sits: called by `lake_sink` when every task of a batch has written its files
+(`lake_files`); at the end it calls the table (`lake_delta`, `lake_iceberg`), if there is one.
+
+A batch goes through five steps, always in this order:
+
+    write    tasks write files under temporary names                  nothing visible
+    decide   the manifest of the batch is created, atomically, with
+             the list of its files; it is never changed               nothing visible
+    place    each listed file is renamed to its final name            visible file by file
+    enter    Delta or Iceberg: one commit of metadata, with
+             query and batch                                          visible at once
+    clean    temporary files of this batch and earlier ones go        no change
+
+Then Spark notes in its checkpoint that the batch is done. If the driver dies before that, Spark runs
+the same batch again with the same records, maybe cut into other tasks. `decide` finds the manifest
+of the first run, if there is one: then that list of files counts, the new files are dropped, and
+`place` and `enter` do what is left of them. So after `kill -9`
+
+    before `decide`    the new run decides; the old files are removed by its `clean`
+    in `place`         the new run renames the rest; what was renamed stays as it is
+    before `enter`     the new run enters the same files
+    before `clean`     every file is in place and entered; only the new files are dropped
+    before Spark's     the same
+    checkpoint
+
+and in no case a published file is removed, replaced or doubled: a reader in the middle sees each
+record of a complete batch once, and of the batch that is being placed some of its files or all.
+
+Invariants:
+- I-LAK-6  The manifest is created with `link`: of two drivers one decides, the other follows it.
+- I-LAK-7  A manifest is durable before the first rename, and names only synced files.
+- I-LAK-8  A batch that is older than the newest manifest of its query and has none itself is refused:
+           nobody knows any more what it published.
+- I-LAK-9  Manifests are bounded: `MANIFESTS_KEPT` of a query. Spark goes back by one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from millstream.errors import PipelineError
+from millstream.spark.jobs.lake_files import WrittenFile, sync_directory
+from millstream.spark.jobs.lake_layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERSION: Final = 1
+MANIFESTS_KEPT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one batch consists of."""
+
+    query_id: str
+    batch_id: int
+    decided_ms: int
+    files: tuple[WrittenFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def encode(self) -> bytes:
+        document = {
+            "v": VERSION,
+            "query": self.query_id,
+            "batch": self.batch_id,
+            "decided_ms": self.decided_ms,
+            "rows": self.rows,
+            "bytes": sum(file.bytes for file in self.files),
+            "files": [{**asdict(file), "partition": dict(file.partition)} for file in self.files],
+        }
+        return json.dumps(document, ensure_ascii=False, indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: Path) -> Manifest:
+        try:
+            document = json.loads(data)
+            if document["v"] != VERSION:
+                raise ValueError(f"version {document['v']}")
+            files = tuple(
+                WrittenFile(
+                    temporary=str(entry["temporary"]),
+                    path=str(entry["path"]),
+                    partition=tuple(entry["partition"].items()),
+                    rows=int(entry["rows"]),
+                    bytes=int(entry["bytes"]),
+                )
+                for entry in document["files"]
+            )
+            return cls(
+                str(document["query"]), int(document["batch"]), int(document["decided_ms"]), files
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PipelineError(
+                f"`{path}` is not a manifest that this version can read: {error}",
+                code="lake_damaged",
+                hint="was it written by a newer Millstream, or changed by hand?",
+            ) from error
+
+
+class Table(Protocol):
+    """A table format on top of the files."""
+
+    def enter(self, manifest: Manifest) -> None:
+        """Make the files part of the table, unless this batch of this query is part of it."""
+
+
+class Publisher:
+    """Takes batches of one lake through `decide`, `place`, `enter` and `clean`."""
+
+    def __init__(self, layout: Layout, table: Table | None) -> None:
+        self._layout = layout
+        self._table = table
+
+    def publish(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> Manifest:
+        manifest = self.decided(query_id, batch_id)
+        if manifest is None:
+            self.check_order(query_id, batch_id)
+            manifest = self.decide(query_id, batch_id, files)
+        self.place(manifest)
+        self.enter(manifest)
+        self.clean(manifest)
+        return manifest
+
+    def decided(self, query_id: str, batch_id: int) -> Manifest | None:
+        """What an earlier run of this batch decided."""
+        path = self._layout.manifest(query_id, batch_id)
+        try:
+            return Manifest.decode(path.read_bytes(), path)
+        except FileNotFoundError:
+            return None
+
+    def check_order(self, query_id: str, batch_id: int) -> None:
+        newest = max(self._batches(query_id), default=-1)
+        if newest <= batch_id:
+            return
+        raise PipelineError(
+            f"batch {batch_id} comes after batch {newest} of the same query was landed",
+            code="batch_out_of_order",
+            hint="the checkpoint is older than the lake: put the newer checkpoint back, or land "
+            "into another directory with a new checkpoint",
+        )
+
+    def decide(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> Manifest:
+        """Create the manifest; if another driver was quicker, its decision counts."""
+        self._check_written(files)
+        now_ms = time.time_ns() // 1_000_000
+        manifest = Manifest(query_id, batch_id, now_ms, tuple(files))
+        path = self._layout.manifest(query_id, batch_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        with draft.open("xb") as stream:
+            stream.write(manifest.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            manifest = Manifest.decode(path.read_bytes(), path)
+        finally:
+            draft.unlink()
+        for directory in (path.parent, path.parent.parent, self._layout.root):
+            sync_directory(directory)
+        return manifest
+
+    def place(self, manifest: Manifest) -> None:
+        """Rename what is not yet in its place; the order is that of the tasks."""
+        touched: set[Path] = set()
+        for file in manifest.files:
+            final = self._layout.root / file.path
+            if self._is_placed(final, file):
+                continue
+            made = _make_directories(final.parent, self._layout.root)
+            try:
+                self.rename(self._layout.root / file.temporary, final)
+            except FileNotFoundError as error:
+                raise _missing(manifest, file) from error
+            touched.update(made, {final.parent})
+        for directory in touched:
+            sync_directory(directory)
+
+    def rename(self, temporary: Path, final: Path) -> None:
+        os.rename(temporary, final)
+
+    def enter(self, manifest: Manifest) -> None:
+        if self._table is not None and manifest.files:
+            self._table.enter(manifest)
+
+    def clean(self, manifest: Manifest) -> None:
+        """Drop what lost: files of failed, slower or earlier attempts, and old manifests."""
+        root = self._layout.temporary_root(manifest.query_id)
+        for entry in _entries(root):
+            if entry.name.isdigit() and int(entry.name) <= manifest.batch_id:
+                shutil.rmtree(entry, ignore_errors=False)
+        kept_from = manifest.batch_id - MANIFESTS_KEPT
+        for batch_id in self._batches(manifest.query_id):
+            if batch_id <= kept_from:
+                self._layout.manifest(manifest.query_id, batch_id).unlink(missing_ok=True)
+
+    def discard(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> None:
+        """The batch failed: remove its temporary files, unless a decision names them."""
+        if self.decided(query_id, batch_id) is None:
+            for file in files:
+                (self._layout.root / file.temporary).unlink(missing_ok=True)
+
+    def _check_written(self, files: Sequence[WrittenFile]) -> None:
+        """What the executors wrote must be what the driver sees."""
+        for file in files:
+            path = self._layout.root / file.temporary
+            size = path.stat().st_size if path.exists() else None
+            if size != file.bytes:
+                raise PipelineError(
+                    f"an executor wrote `{path}`, but the driver does not see it"
+                    if size is None
+                    else f"`{path}` has {size} bytes, an executor wrote {file.bytes}",
+                    code="lake_not_shared",
+                    hint="the lake must be a directory that the driver and all executors share",
+                )
+
+    def _is_placed(self, final: Path, file: WrittenFile) -> bool:
+        try:
+            return final.stat().st_size == file.bytes
+        except FileNotFoundError:
+            return False
+
+    def _batches(self, query_id: str) -> list[int]:
+        names = (entry.stem for entry in _entries(self._layout.batches(query_id)))
+        return [int(name) for name in names if name.isdigit()]
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _make_directories(directory: Path, root: Path) -> set[Path]:
+    """Create a directory; returns the parents that got a new entry and must be synced."""
+    grown: set[Path] = set()
+    missing = directory
+    while missing != root and not missing.exists():
+        grown.add(missing.parent)
+        missing = missing.parent
+    directory.mkdir(parents=True, exist_ok=True)
+    return grown
+
+
+def _missing(manifest: Manifest, file: WrittenFile) -> PipelineError:
+    name = f"{manifest.batch_id:08d}.json"
+    return PipelineError(
+        f"file `{file.path}` of batch {manifest.batch_id} is gone: "
+        "it was published and then removed by something else",
+        code="lake_file_missing",
+        hint="put it back; or, if all files of the batch are gone, remove its manifest "
+        f"`_millstream/batches/{manifest.query_id}/{name}` and the batch is landed again",
+    )

@@ -1,0 +1,80 @@
+"""Job `land`: streams into a lake of Parquet files, or into a Delta or Iceberg table; exactly once.
+
+Where it sits: found through `jobs`, run by `driver`; the work is done by the sink (`lake_sink`).
+Invariant I-LAN-1: the lake holds each record once for every reader of the plain directory, after
+whatever crash (the steps are in `lake_publish`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.errors import InvalidArgument
+from millstream.spark.jobs.job import JobOption, Request
+from millstream.spark.jobs.lake_layout import TABLES, Layout, local_root, partition_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PARTITIONINGS: Final = ("date", "stream", "date,stream", "none")
+
+
+class Land:
+    """Streams to a lake."""
+
+    name = "land"
+    summary = "streams to a directory of Parquet files, or a Delta or Iceberg table"
+    options = (
+        JobOption("table", "What the directory becomes.", "parquet", TABLES),
+        JobOption(
+            "partition-by",
+            "Directories by day of `timestamp` (UTC), by stream, or both.",
+            "date",
+            PARTITIONINGS,
+        ),
+    )
+
+    def check(self, request: Request) -> None:
+        if request.target.path is None:
+            raise InvalidArgument(
+                f"job `land` writes files, not `{request.target}`",
+                hint="name a directory, or use job `copy` to write a stream",
+            )
+        layout = self.layout(request)
+        if layout.root.exists() and not layout.root.is_dir():
+            raise InvalidArgument(f"`{layout.root}` is not a directory", hint="name another one")
+        found = table_at(layout)
+        if found is not None and found != layout.table:
+            raise InvalidArgument(
+                f"`{layout.root}` holds a lake of kind `{found}`, not `{layout.table}`",
+                hint=f"add `--table {found}`, or name another directory",
+            )
+
+    def layout(self, request: Request) -> Layout:
+        return Layout(
+            local_root(str(request.target.path)),
+            request.option(self, "table"),
+            partition_columns(request.option(self, "partition-by")),
+        )
+
+    def write(self, source: DataFrame, request: Request) -> Any:
+        from millstream.spark.jobs.lake_sink import FORMAT, LakeSink
+
+        source.sparkSession.dataSource.register(LakeSink)
+        layout = self.layout(request)
+        return (
+            source.writeStream.format(FORMAT)
+            .outputMode("append")
+            .option("path", str(layout.root))
+            .option("table", layout.table)
+            .option("partitionBy", ",".join(layout.partition_by) or "none")
+        )
+
+
+def table_at(layout: Layout) -> str | None:
+    """Which kind of lake a directory holds already; `None` if it holds none."""
+    if (layout.root / "_delta_log").is_dir():
+        return "delta"
+    if (layout.root / "metadata").is_dir() and (layout.root / "catalog.db").is_file():
+        return "iceberg"
+    return "parquet" if (layout.root / "_millstream" / "batches").is_dir() else None

@@ -1,0 +1,307 @@
+"""The writers of the data source: rows to streams, each exactly once.
+
+Where it sits: returned by `DataSource.writer` and `DataSource.streamWriter`; `write` runs on executors,
+`commit` and `abort` on the driver, each in a process of its own, so a commit message carries everything.
+
+    task:    rows ─> stages on the server (staging.py) ─> message: ids, checksums, query, batch
+    driver:  messages ─> one POST /v1/commit, producer = query, epoch = batch
+
+Invariants:
+- I-SPW-1  Nothing that a task does is visible in a stream; the one commit is, whole or not at all.
+- I-SPW-2  A batch that runs again commits under the same producer and epoch, however its rows are
+           partitioned then, so the server drops it if the first run was applied.
+- I-SPW-3  `abort` may follow a commit that was applied: the server refuses to drop its stages.
+- I-SPW-4  A wrong schema, mode or option is refused here, on the driver, before a row is computed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, CharType, StringType, StructType, VarcharType
+
+from millstream.client._pipeline_write import Stage, commit
+from millstream.errors import InvalidArgument, MillstreamError, ProducerFenced, ServerError
+from millstream.spark.direct import DirectAppender
+from millstream.spark.staging import STREAM, VALUE, Rows, Stager, discard, reworded
+from millstream.spark.write_options import WriteOptions, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from millstream.spark.write_options import Access
+
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
+_TEXT: Final = (StringType, VarcharType, CharType)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which task of which batch this is. Query and batch are None outside a streaming query."""
+
+    query: str | None
+    batch: int | None
+    partition: int
+    attempt: int
+
+
+def task_place() -> Place:
+    context = TaskContext.get()
+    assert context is not None, "rows are written inside Spark tasks only"
+    batch = context.getLocalProperty(BATCH_PROPERTY)
+    return Place(
+        query=context.getLocalProperty(QUERY_PROPERTY),
+        batch=int(batch) if batch else None,
+        partition=context.partitionId(),
+        attempt=context.attemptNumber(),
+    )
+
+
+@dataclass(slots=True)
+class StagedMessage(WriterCommitMessage):
+    """What a task staged, in row order."""
+
+    place: Place
+    stages: tuple[Stage, ...]
+
+
+@dataclass(slots=True)
+class DirectMessage(WriterCommitMessage):
+    """How many rows a task appended itself."""
+
+    place: Place
+    rows: int
+
+
+class _Write:
+    """What the batch and the streaming writer have in common."""
+
+    def __init__(
+        self, options: WriteOptions, access: Access, *, producer: str | None, batch: int | None
+    ) -> None:
+        self._options = options
+        self._access = access
+        self._producer = producer
+        """None: the streaming query's id, which only its tasks know."""
+        self._batch = batch
+        """None: Spark numbers the batches."""
+
+    def write_rows(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        place = task_place()
+        rows = Rows(self._options, place.partition)
+        with self._access.connect() as client:
+            if self._options.mode == "direct":
+                producer, epoch = self._direct_numbers(place)
+                appender = DirectAppender(client, self._options, rows, producer, epoch)
+                for batch in iterator:
+                    appender.add(batch)
+                return DirectMessage(place, appender.finish())
+            stager = Stager(client, self._options, rows, self._stage_prefix(place))
+            try:
+                for batch in iterator:
+                    stager.add(batch)
+                return StagedMessage(place, tuple(stager.finish()))
+            except BaseException:
+                stager.discard()
+                raise
+
+    def commit_rows(
+        self, messages: Sequence[WriterCommitMessage | None], batch: int | None
+    ) -> None:
+        written = [message for message in messages if message is not None]
+        if self._options.mode == "direct":
+            self._check_partitions(len(messages))
+            return
+        staged = [message for message in written if isinstance(message, StagedMessage)]
+        stages = [stage for message in staged for stage in message.stages]
+        if not stages:
+            return
+        producer = self._producer_of(staged[0].place)
+        number = batch if self._batch is None else self._batch
+        assert number is not None, "Spark numbers the batches of a streaming query"
+        epoch = self._options.epoch(number)
+        with self._access.connect() as client:
+            try:
+                outcome = commit(client, producer, epoch, stages)
+            except ServerError as error:
+                raise _explain(error, self._options) from None
+            if outcome.duplicate:
+                discard(client, [stage.id for stage in stages])
+
+    def abort_rows(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Give up what the tasks staged. Direct appends cannot be taken back; a replay finds them."""
+        names = [
+            stage.id
+            for message in messages
+            if isinstance(message, StagedMessage)
+            for stage in message.stages
+        ]
+        if names:
+            with self._access.connect() as client:
+                discard(client, names)
+
+    def _producer_of(self, place: Place) -> str:
+        name = self._producer or place.query
+        if name is None:
+            raise InvalidArgument(
+                "Spark did not tell the id of the streaming query",
+                hint="name the writer with the option `producerId`",
+            )
+        return f"spark:{name}"
+
+    def _stage_prefix(self, place: Place) -> str:
+        """New for every attempt: a stage id is never used for other rows."""
+        query = place.query or "batch"
+        batch = place.batch if self._batch is None else self._batch
+        token = uuid.uuid4().hex[:16]
+        return f"{query}-{batch or 0}-{place.partition}-{place.attempt}-{token}"
+
+    def _direct_numbers(self, place: Place) -> tuple[str, int]:
+        batch = place.batch if self._batch is None else self._batch
+        if batch is None:
+            raise InvalidArgument("Spark did not tell the id of the batch")
+        count = self._options.direct_partitions
+        producer = f"{self._producer_of(place)}/{place.partition}-of-{count}"
+        return producer, self._options.epoch(batch)
+
+    def _check_partitions(self, count: int) -> None:
+        expected = self._options.direct_partitions
+        if count != expected:
+            raise InvalidArgument(
+                f"the batch had {count} partitions, but `directPartitions` is {expected}",
+                hint="fix the number with `.repartition(N, key).sortWithinPartitions(...)`, or use "
+                "`exactlyOnce=staged`, which takes any partitioning",
+            )
+
+
+class BatchWriter(_Write, DataSourceArrowWriter):
+    """`df.write`: one object for the whole write, so that its random producer reaches every part."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.write_rows(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.commit_rows(messages, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.abort_rows(messages)
+
+
+class StreamWriter(_Write, DataSourceStreamArrowWriter):
+    """`df.writeStream`: made anew for each micro-batch and again for its commit."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.write_rows(iterator)
+
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's name
+    ) -> None:
+        self.commit_rows(messages, batchId)
+
+    def abort(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803, ARG002 - Spark's name
+    ) -> None:
+        self.abort_rows(messages)
+
+
+def batch_writer(
+    options: Mapping[str, str], access: Access, schema: StructType, *, overwrite: bool
+) -> BatchWriter:
+    parsed = parse(options)
+    if overwrite:
+        raise InvalidArgument(
+            "a stream cannot be overwritten",
+            hint="use `.mode('append')`; to start anew, remove the stream or write to another one",
+        )
+    check_schema(schema, parsed)
+    if (parsed.producer_id is None) != (parsed.batch_id is None):
+        raise InvalidArgument(
+            "a batch write takes `producerId` and `batchId` together, or none of them",
+            hint="in foreachBatch: `.option('producerId', NAME).option('batchId', batch_id)`",
+        )
+    producer = parsed.producer_id or uuid.uuid4().hex
+    return BatchWriter(parsed, access, producer=producer, batch=parsed.batch_id or 0)
+
+
+def stream_writer(
+    options: Mapping[str, str], access: Access, schema: StructType, *, overwrite: bool
+) -> StreamWriter:
+    parsed = parse(options)
+    if overwrite:
+        raise InvalidArgument(
+            "output mode `complete` would write every result again in each batch",
+            hint="use `outputMode('append')`; a stream keeps what was written",
+        )
+    check_schema(schema, parsed)
+    if parsed.batch_id is not None:
+        raise InvalidArgument(
+            "`batchId` is for batch writes; a streaming query has batch ids of its own",
+            hint="leave it out, or use it inside foreachBatch",
+        )
+    return StreamWriter(parsed, access, producer=parsed.producer_id, batch=None)
+
+
+def check_schema(schema: StructType, options: WriteOptions) -> None:
+    """`value` and perhaps `stream`; anything else would be dropped silently, so it is refused."""
+    types = {field.name: field.dataType for field in schema.fields}
+    for name in ("key", "headers"):
+        if name in types:
+            raise InvalidArgument(
+                f"a record has no `{name}`",
+                hint=f"put it into the value, for example by `to_json(struct(...))`, and drop `{name}`",
+            )
+    if VALUE not in types:
+        columns = ", ".join(types) or "none"
+        raise InvalidArgument(
+            f"there is no column `value`; the columns are: {columns}",
+            hint="for example `.selectExpr('to_json(struct(*)) AS value')`",
+        )
+    if not isinstance(types[VALUE], (*_TEXT, BinaryType)):
+        raise InvalidArgument(
+            f"column `value` is {types[VALUE].simpleString()}, not string or binary",
+            hint="convert it, for example by `to_json(value)` or `CAST(value AS STRING)`",
+        )
+    if STREAM in types and not isinstance(types[STREAM], _TEXT):
+        raise InvalidArgument(f"column `stream` is {types[STREAM].simpleString()}, not string")
+    if STREAM not in types and not options.stream:
+        hint = "set the option `stream`, or add a column `stream`"
+        hint += "; Kafka's column `topic` is called `stream` here" if "topic" in types else ""
+        raise InvalidArgument("the rows have no target", hint=hint)
+    others = [name for name in types if name not in (VALUE, STREAM)]
+    if others:
+        raise InvalidArgument(
+            f"a record is one value: the columns {', '.join(others)} would be lost",
+            hint="keep what is written: `.select('value')` or `.select('stream', 'value')`",
+        )
+
+
+def _explain(error: ServerError, options: WriteOptions) -> MillstreamError:
+    hint = error.hint
+    if isinstance(error, ProducerFenced):
+        hint = "a later batch of this producer is in the stream: another query runs under this name"
+        if options.producer_id is not None:
+            hint += (
+                ", or its checkpoint was deleted; give each query its own `producerId`, and raise "
+                "`producerGeneration` to start again on purpose"
+            )
+    elif error.code == "stage_gone":
+        hint = (
+            "the rows were staged longer than the server's `stage_ttl_s`; restart the query: it "
+            "writes the batch again"
+        )
+    return reworded(error, error.message, hint)

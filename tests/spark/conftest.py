@@ -1,0 +1,151 @@
+"""Real Spark, shared: one `local[2]` session in this process, the others in processes that start when first asked for.
+
+| fixture | what it is |
+| --- | --- |
+| `spark` | the shared classic session, `local[2]` |
+| `client` | a Millstream client of the test's own `server` |
+| `new_driver` | starts a `support.spark.Driver` with any master and settings |
+| `local_cluster` | a shared driver on `local-cluster[2,1,1024]`: two executor processes on one host |
+| `standalone` | the shared standalone cluster: master and two workers on 127.0.0.1 and 127.0.0.2 |
+| `standalone_driver` | a shared driver on it |
+| `connect_server`, `connect` | a shared Spark Connect server, and a driver with a session on it |
+
+`support.spark.available_now(writer)` runs a stream with a deadline; `run_driver(script, folder, master=...)` runs a file once.
+Only here warnings of other people's packages are no errors: pyspark and py4j leave sockets to the collector.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream.client._sync import Client
+from millstream.spark.session import build_session
+from support.server import Server
+from support.spark import SMALL, Driver, environment
+from support.spark_cluster import ConnectServer, StandaloneCluster
+
+HERE = Path(__file__).resolve().parent
+TIMEOUT_S = 300
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+TAMED = (
+    "default",
+    "ignore::ResourceWarning",
+    "ignore::DeprecationWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "error:::millstream",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        for line in reversed(TAMED):
+            item.add_marker(pytest.mark.filterwarnings(line), append=False)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where everything of Spark goes: JVM log, shuffle files, work directories."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_folder: Path) -> Iterator[Any]:
+    """The shared session. Its log is `jvm.log` in `spark_folder`."""
+    saved = dict(os.environ)
+    os.environ.update(
+        {
+            name: value
+            for name, value in environment(spark_folder / "shared").items()
+            if name.startswith(("SPARK_", "PYSPARK_"))
+        }
+    )
+    conf = {
+        **SMALL,
+        "spark.local.dir": str(spark_folder / "shared" / "local"),
+        "spark.sql.warehouse.dir": str(spark_folder / "shared" / "warehouse"),
+    }
+    session = build_session(
+        "millstream-tests", master="local[2]", conf=conf, log_file=spark_folder / "jvm.log"
+    )
+    try:
+        yield session
+    finally:
+        session.stop()
+        os.environ.clear()
+        os.environ.update(saved)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Show the end of the shared JVM's log below a failure."""
+    report: Any = yield
+    folder = getattr(item, "funcargs", {}).get("spark_folder")
+    if report.failed and isinstance(folder, Path) and (folder / "jvm.log").exists():
+        text = (folder / "jvm.log").read_text(errors="replace")
+        report.sections.append(("spark log", text[-10_000:]))
+    return report
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with millstream.connect(server.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def new_driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """Starts drivers; whatever the test leaves of them is killed."""
+    started: list[Driver] = []
+
+    def start(**options: Any) -> Driver:
+        driver = Driver(tmp_path / f"driver-{len(started)}", **options)
+        started.append(driver)
+        return driver
+
+    yield start
+    for driver in started:
+        driver.kill()
+
+
+@pytest.fixture(scope="session")
+def local_cluster(spark_folder: Path) -> Iterator[Driver]:
+    with Driver(spark_folder / "local-cluster", master=LOCAL_CLUSTER) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def standalone(spark_folder: Path) -> Iterator[StandaloneCluster]:
+    cluster = StandaloneCluster(spark_folder / "standalone")
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def standalone_driver(standalone: StandaloneCluster, spark_folder: Path) -> Iterator[Driver]:
+    conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    folder = spark_folder / "standalone-driver"
+    with Driver(folder, master=standalone.master, conf=conf) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def connect_server(spark_folder: Path) -> Iterator[ConnectServer]:
+    server = ConnectServer(spark_folder / "connect-server", conf=SMALL)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def connect(connect_server: ConnectServer, spark_folder: Path) -> Iterator[Driver]:
+    with Driver(spark_folder / "connect", remote=connect_server.url) as driver:
+        yield driver
