@@ -26,6 +26,7 @@
         ├── StreamGone            the stream was deleted, or the offset is no longer kept
         ├── Conflict              the request contradicts the state of the stream
         │   ├── StreamClosed      the stream takes no more records
+        │   ├── StreamRecreated   the stream was deleted and created anew
         │   ├── StreamConflict    the stream exists with another configuration
         │   ├── ContentTypeMismatch
         │   ├── SequenceConflict  `seq` is not greater than the last one
@@ -49,7 +50,7 @@ Invariant I-ERR-1: `CODES` is the closed table of codes; each maps to exactly on
 # ruff: noqa: N818 - an error is named by what happened; each is below `MillstreamError`
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from millstream.types import Gap
@@ -67,6 +68,13 @@ class MillstreamError(Exception):
         self.hint = hint
         if code is not None:
             self.code = code
+
+    def reworded(self, *, message: str | None = None, hint: str | None = None) -> Self:
+        """The same error, in words that fit where it is shown."""
+        self.message = message or self.message
+        self.hint = hint or self.hint
+        self.args = (self.message,)
+        return self
 
 
 class ConnectionFailed(MillstreamError):
@@ -248,6 +256,12 @@ class StreamClosed(Conflict):
     code = "stream_closed"
 
 
+class StreamRecreated(Conflict):
+    """The stream was deleted and created anew: offsets of the old one mean nothing in it."""
+
+    code = "stream_recreated"
+
+
 class StreamConflict(Conflict):
     """The stream exists with another configuration."""
 
@@ -358,6 +372,9 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "sequence_conflict": SequenceConflict,
     "stream_not_found": StreamNotFound,
     "stream_gone": StreamGone,
+    "stream_recreated": StreamRecreated,
+    "too_many_streams": BadRequest,
+    "pattern_invalid": BadRequest,
     "stream_closed": StreamClosed,
     "stream_conflict": StreamConflict,
     "fork_source_missing": StreamNotFound,

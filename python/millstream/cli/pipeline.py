@@ -1,0 +1,265 @@
+"""`millstream pipeline`: what jobs there are, and running one of them here.
+
+Where it sits: turns the command line into a `Request`, makes the session and shows the progress; the
+run itself is `millstream.spark.jobs.driver`. Spark is imported only when a job is run.
+
+Invariants:
+- I-PIP-1  What can be refused is refused before a JVM is started, and nothing is written then.
+- I-PIP-2  When the command has ended, by success, failure, Ctrl-C or SIGTERM, no process of it is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from millstream.cli.context import EXIT_OK, App, client_options, complete_stream, duration_seconds
+from millstream.cli.pipeline_progress import Display
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from millstream.spark.jobs.job import Job, Request
+
+LOG_NAME: Final = "driver.log"
+LOOPBACK: Final = ("sc://127.0.0.1", "sc://localhost", "sc://[::1]", "local")
+
+EPILOG: Final = """\b
+Examples:
+  millstream pipeline run land --from orders --to lake
+      what is in `orders` now, then end; run it again and only what is new is added
+  millstream pipeline run land --from 'chat/**' --to lake --every 10s
+      all streams below chat/, also those to come, until Ctrl-C
+  millstream pipeline run land --from orders --to table --table delta
+      a Delta table: the same files, and a commit per batch
+  millstream pipeline run copy --from 'orders/*' --to stream:all-orders --checkpoint cp
+      several streams merged into one
+  millstream pipeline run land --from orders --to lake --option valueFormat=json \\
+      --option 'valueSchema=id BIGINT, price DOUBLE'
+      typed columns instead of bytes
+\b
+A glob: `*` stands for text within a segment, `**` for any number of segments.
+\b
+The checkpoint remembers what was done: with the same checkpoint a run goes on where the last one
+ended, also after kill -9, and every record arrives exactly once. It is below the target directory
+unless --checkpoint names another place; only one run can use it at a time.
+\b
+Exit codes: 0 done, 1 the job failed, 2 the command line is wrong, 4 the checkpoint is in use,
+5 the server cannot be reached, 130 interrupted by Ctrl-C.
+"""
+
+
+@click.group()
+def pipeline() -> None:
+    """Move streams with Spark: into a lake, a table, another stream.
+
+    Needs the extra [spark] and Java 17 or newer; `millstream doctor` says what is missing.
+    """
+
+
+@pipeline.command("list")
+@client_options
+@click.pass_obj
+def list_jobs(app: App) -> None:
+    """List the jobs and their options."""
+    from millstream.spark.jobs import JOBS
+
+    for job in JOBS.values():
+        if app.json:
+            app.result(
+                {
+                    "name": job.name,
+                    "summary": job.summary,
+                    "options": [
+                        {
+                            "name": option.name,
+                            "help": option.help,
+                            "default": option.default,
+                            "choices": list(option.choices),
+                        }
+                        for option in job.options
+                    ],
+                }
+            )
+            continue
+        click.echo(f"{job.name:<8}{job.summary}")
+        for option in job.options:
+            choices = f" ({', '.join(option.choices)})" if option.choices else ""
+            click.echo(f"          --{option.name}  {option.help}{choices}")
+
+
+def _pair(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"`{value}` is not NAME=VALUE", param=parameter)
+        pairs[name] = text
+    return pairs
+
+
+def _job_options(command: Any) -> Any:
+    """The options of all jobs as flags; a job refuses those that are not its own."""
+    from millstream.spark.jobs import JOBS
+
+    for job in reversed(list(JOBS.values())):
+        for option in reversed(job.options):
+            command = click.option(
+                f"--{option.name}",
+                f"job_{option.name.replace('-', '_')}",
+                type=click.Choice(option.choices) if option.choices else str,
+                help=f"Job `{job.name}`: {option.help}  [default: {option.default}]",
+            )(command)
+    return command
+
+
+@pipeline.command(epilog=EPILOG)
+@click.argument("job", metavar="JOB")
+@click.option(
+    "--from",
+    "streams",
+    metavar="NAME|GLOB",
+    multiple=True,
+    required=True,
+    shell_complete=complete_stream,
+    help="Stream or glob to read; may be given several times.",
+)
+@click.option("--to", "target", metavar="PATH|stream:NAME", required=True, help="Where to write.")
+@click.option("--checkpoint", metavar="DIR", help="Where the run remembers what it has done.")
+@click.option("--once", is_flag=True, help="Do what is there now, then end (the default).")
+@click.option("--every", metavar="TIME", help="Go on for ever, a batch each 10s, 5m, ...")
+@click.option(
+    "--max-rows", type=click.IntRange(min=1), metavar="N", help="At most N records per batch."
+)
+@_job_options
+@click.option(
+    "--option",
+    "source_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_pair,
+    help="Option of the source, as in Spark.",
+)
+@click.option(
+    "--conf", metavar="NAME=VALUE", multiple=True, callback=_pair, help="Setting of Spark."
+)
+@click.option("--master", metavar="URL", help="Spark master.  [default: local[*]]")
+@click.option("--remote", metavar="sc://HOST:PORT", help="Spark Connect server to run on.")
+@click.option(
+    "--log-file", metavar="FILE", help="Where Spark's log goes.  [default: in the checkpoint]"
+)
+@client_options
+@click.pass_obj
+def run(app: App, job: str, **given: Any) -> int:
+    """Run a job: `millstream pipeline list` shows which there are."""
+    from millstream.spark import jobs
+    from millstream.spark.jobs import driver
+
+    found = jobs.find(job)
+    request = _request(app, given)
+    every_seconds = _every(given)
+    driver.check(found, request)
+    checkpoint = given["checkpoint"] or driver.default_checkpoint(request)
+    if checkpoint is None:
+        raise click.UsageError("--to stream:NAME needs --checkpoint DIR")
+    with _hold(checkpoint, given["remote"]), _terminable():
+        return _run(app, found, request, given, checkpoint, every_seconds)
+
+
+def _request(app: App, given: dict[str, Any]) -> Request:
+    from millstream.settings import client_url
+    from millstream.spark.jobs.job import Request, Target
+
+    if given["master"] and given["remote"]:
+        raise click.UsageError("choose --master or --remote")
+    options = {
+        name[len("job_") :].replace("_", "-"): value
+        for name, value in given.items()
+        if name.startswith("job_") and value is not None
+    }
+    return Request(
+        url=client_url(app.url),
+        streams=tuple(given["streams"]),
+        target=Target.parse(given["target"]),
+        options=options,
+        source_options=given["source_options"],
+        rows_per_batch=given["max_rows"],
+    )
+
+
+def _every(given: dict[str, Any]) -> float | None:
+    if given["every"] is None:
+        return None
+    if given["once"]:
+        raise click.UsageError("choose --once or --every")
+    return float(duration_seconds(given["every"]))
+
+
+def _hold(checkpoint: str, remote: str | None) -> Any:
+    """The lock is a file: it means something only where the checkpoint's directory is ours."""
+    from contextlib import nullcontext
+
+    from millstream.spark.jobs import driver
+
+    if remote is not None and not remote.startswith(LOOPBACK):
+        return nullcontext()
+    return driver.hold(checkpoint)
+
+
+def _run(
+    app: App,
+    job: Job,
+    request: Request,
+    given: dict[str, Any],
+    checkpoint: str,
+    every_seconds: float | None,
+) -> int:
+    from millstream.spark.jobs import driver
+    from millstream.spark.session import build_session
+
+    display = Display(app, sys.stderr)
+    log_file = None
+    if given["remote"] is None:
+        log_file = Path(given["log_file"] or Path(checkpoint.removeprefix("file://")) / LOG_NAME)
+        display.say(f"Spark's log: {log_file}")
+    display.say("starting Spark ...")
+    try:
+        session = build_session(
+            f"millstream {job.name}",
+            master=given["master"],
+            remote=given["remote"],
+            conf=given["conf"],
+            log_file=log_file,
+        )
+        with driver.closing(session):
+            query = driver.start(
+                job, request, session, checkpoint=checkpoint, every_seconds=every_seconds
+            )
+            with driver.running(query):
+                display.begin(job.name, request)
+                summary = driver.watch(query, display.step)
+    finally:
+        display.clear()
+    display.end(request, summary)
+    return EXIT_OK
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: end like Ctrl-C, but as asked."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

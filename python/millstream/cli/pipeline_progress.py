@@ -1,0 +1,120 @@
+"""How a running job looks: one line that is written over, lines in a log, or JSON lines.
+
+Where it sits: fed by `pipeline` with the batches that `jobs.driver` reports.
+
+Invariants:
+- I-PRO-1  Without `--json` everything goes to stderr; with it every batch is one line on stdout.
+- I-PRO-2  A log gets at most one line per `LINE_EVERY_S`, however short the batches are; the sums in it
+           leave nothing out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from millstream.cli.context import App
+    from millstream.spark.jobs.driver import Step, Summary
+    from millstream.spark.jobs.job import Request
+
+LINE_EVERY_S: Final = 1.0
+
+
+class Display:
+    """The progress of one run."""
+
+    def __init__(self, app: App, stderr: TextIO) -> None:
+        self._json = app.json
+        self._stderr = stderr
+        self._terminal = stderr.isatty()
+        self._began = time.monotonic()
+        self._shown_at: float | None = None
+        self._batches = 0
+        self._rows = 0
+        self._open_line = False
+
+    def say(self, text: str) -> None:
+        if not self._json:
+            self.clear()
+            click.echo(text, file=self._stderr)
+
+    def begin(self, job: str, request: Request) -> None:
+        self._began = time.monotonic()
+        self.say(f"{job}: {', '.join(request.streams)} -> {request.target}")
+
+    def step(self, step: Step) -> None:
+        """One batch was done."""
+        behind = _lag(step)
+        self._batches += 1
+        self._rows += step.rows
+        if self._json:
+            document = {
+                "batch": step.batch,
+                "rows": step.rows,
+                "seconds": round(step.seconds, 3),
+                "lag": behind,
+            }
+            click.echo(json.dumps(document))
+            return
+        now = time.monotonic()
+        due = self._shown_at is None or now - self._shown_at >= LINE_EVERY_S
+        if not self._terminal and not due:
+            return
+        self._shown_at = now
+        rate = step.rows / step.seconds if step.seconds > 0 else 0.0
+        text = (
+            f"batch {step.batch}: {step.rows:,} rows in {step.seconds:.1f} s ({rate:,.0f} rows/s), "
+            f"{self._rows:,} rows so far, {_behind(behind)}"
+        )
+        if self._terminal:
+            click.echo(f"\r\x1b[K{text}", file=self._stderr, nl=False)
+            self._open_line = True
+        else:
+            click.echo(text, file=self._stderr)
+
+    def clear(self) -> None:
+        if self._open_line:
+            click.echo("\r\x1b[K", file=self._stderr, nl=False)
+            self._open_line = False
+
+    def end(self, request: Request, summary: Summary) -> None:
+        self.clear()
+        if self._json:
+            document = {
+                "done": True,
+                "batches": summary.batches,
+                "rows": summary.rows,
+                "seconds": round(summary.seconds, 3),
+                "target": str(request.target),
+            }
+            click.echo(json.dumps(document))
+            return
+        if summary.rows == 0:
+            self.say("nothing new: everything was there already")
+            return
+        rate = summary.rows / summary.seconds if summary.seconds > 0 else 0.0
+        self.say(
+            f"done: {summary.rows:,} rows in {summary.batches} batches, "
+            f"{summary.seconds:.1f} s ({rate:,.0f} rows/s) -> {request.target}"
+        )
+
+
+def _lag(step: Step) -> dict[str, Any] | None:
+    from millstream.spark.lag import lag
+
+    found = lag(step.progress)
+    return {"records": found.records, "bytes": found.bytes, "seconds": found.seconds}
+
+
+def _behind(behind: dict[str, Any] | None) -> str:
+    if behind is None or behind["records"] is None:
+        return "lag unknown"
+    if behind["records"] == 0:
+        return "at the tail"
+    seconds = behind["seconds"]
+    age = "" if seconds is None else f", {seconds:.1f} s"
+    return f"{behind['records']:,} records{age} behind the tail"
