@@ -32,6 +32,7 @@
         │   ├── ProducerGap       a producer sequence number was skipped
         │   ├── ProducerFenced    another producer with this id took over
         │   ├── PreconditionFailed  `if_match` is not the tail; `.tail` is
+        │   ├── StreamRecreated   the stream was deleted and created anew
         │   └── StageConflict     the stage id is taken, its bytes differ, or it was committed
         ├── StageGone             no such stage: given up, or expired
         ├── PayloadTooLarge
@@ -293,6 +294,12 @@ class PreconditionFailed(Conflict):
     code = "precondition_failed"
 
 
+class StreamRecreated(Conflict):
+    """The stream is another one of the same name: it was deleted and created anew."""
+
+    code = "stream_recreated"
+
+
 class StageConflict(Conflict):
     """The stage id holds other bytes, its checksum differs, or a commit has taken it."""
 
@@ -383,6 +390,10 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "shutting_down": Unavailable,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": InsufficientStorage,
+    "stream_recreated": StreamRecreated,
+    "too_many_streams": BadRequest,
+    "arrow_invalid": BadRequest,
+    "checksum_mismatch": BadRequest,
     "stage_full": InsufficientStorage,
     "stage_exists": StageConflict,
     "stage_committed": StageConflict,
