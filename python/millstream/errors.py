@@ -392,6 +392,7 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "storage_full": InsufficientStorage,
     "stream_recreated": StreamRecreated,
     "too_many_streams": BadRequest,
+    "pattern_invalid": BadRequest,
     "arrow_invalid": BadRequest,
     "checksum_mismatch": BadRequest,
     "stage_full": InsufficientStorage,
