@@ -11,13 +11,14 @@
     ├── ClientClosed              the client was closed before this call
     ├── ProducerClosed            the producer was closed or failed before
     ├── SettingsError             a setting is wrong
+    ├── SetupError                something that this feature needs is missing or too old
+    ├── PipelineError             a job of the data pipeline cannot go on
+    │   └── CheckpointBusy        another run uses this checkpoint
     ├── OptionInvalid             an option of the Spark connector is unknown or wrong
     ├── SchemaMismatch            a schema given to the Spark connector does not fit
     ├── DataLoss                  records that a Spark query still had to read are gone
     ├── RecordMalformed           a record is not the JSON that FAILFAST demands
-    ├── SetupError                something that this feature needs is missing or too old
-    ├── PipelineError             a job of the data pipeline cannot go on
-    │   └── CheckpointBusy        another run uses this checkpoint
+    ├── SparkNotSupported         the installed Spark or pyarrow cannot run the connector
     └── ServerError               the server refused; `.code` and `.status` say why
         ├── BadRequest            malformed request
         │   ├── OffsetInvalid     the offset is malformed or beyond the tail
@@ -26,13 +27,13 @@
         ├── StreamGone            the stream was deleted, or the offset is no longer kept
         ├── Conflict              the request contradicts the state of the stream
         │   ├── StreamClosed      the stream takes no more records
+        │   ├── StreamRecreated   the stream was deleted and created anew
         │   ├── StreamConflict    the stream exists with another configuration
         │   ├── ContentTypeMismatch
         │   ├── SequenceConflict  `seq` is not greater than the last one
         │   ├── ProducerGap       a producer sequence number was skipped
         │   ├── ProducerFenced    another producer with this id took over
         │   ├── PreconditionFailed  `if_match` is not the tail; `.tail` is
-        │   ├── StreamRecreated   the stream was deleted and created anew
         │   └── StageConflict     the stage id is taken, its bytes differ, or it was committed
         ├── StageGone             no such stage: given up, or expired
         ├── PayloadTooLarge
@@ -148,6 +149,24 @@ class SettingsError(MillstreamError):
     code = "settings_invalid"
 
 
+class SetupError(MillstreamError):
+    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
+
+    code = "setup_incomplete"
+
+
+class PipelineError(MillstreamError):
+    """A job of the data pipeline cannot go on; nothing that was published is touched."""
+
+    code = "pipeline_failed"
+
+
+class CheckpointBusy(PipelineError):
+    """Another run of a job uses this checkpoint."""
+
+    code = "checkpoint_busy"
+
+
 class OptionInvalid(MillstreamError, ValueError):
     """An option of the Spark connector is unknown, or its value is wrong."""
 
@@ -172,22 +191,10 @@ class RecordMalformed(MillstreamError):
     code = "record_malformed"
 
 
-class SetupError(MillstreamError):
-    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
+class SparkNotSupported(MillstreamError):
+    """The installed Spark or pyarrow is too old for the connector, or missing."""
 
-    code = "setup_incomplete"
-
-
-class PipelineError(MillstreamError):
-    """A job of the data pipeline cannot go on; nothing that was published is touched."""
-
-    code = "pipeline_failed"
-
-
-class CheckpointBusy(PipelineError):
-    """Another run of a job uses this checkpoint."""
-
-    code = "checkpoint_busy"
+    code = "spark_not_supported"
 
 
 class ServerError(MillstreamError):
@@ -256,6 +263,12 @@ class StreamClosed(Conflict):
     code = "stream_closed"
 
 
+class StreamRecreated(Conflict):
+    """The stream was deleted and created anew: offsets of the old one mean nothing in it."""
+
+    code = "stream_recreated"
+
+
 class StreamConflict(Conflict):
     """The stream exists with another configuration."""
 
@@ -292,12 +305,6 @@ class PreconditionFailed(Conflict):
     """`if_match` is not the tail any more; `.tail` is the tail now."""
 
     code = "precondition_failed"
-
-
-class StreamRecreated(Conflict):
-    """The stream is another one of the same name: it was deleted and created anew."""
-
-    code = "stream_recreated"
 
 
 class StageConflict(Conflict):
@@ -372,6 +379,9 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "sequence_conflict": SequenceConflict,
     "stream_not_found": StreamNotFound,
     "stream_gone": StreamGone,
+    "stream_recreated": StreamRecreated,
+    "too_many_streams": BadRequest,
+    "pattern_invalid": BadRequest,
     "stream_closed": StreamClosed,
     "stream_conflict": StreamConflict,
     "fork_source_missing": StreamNotFound,
@@ -390,9 +400,6 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "shutting_down": Unavailable,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": InsufficientStorage,
-    "stream_recreated": StreamRecreated,
-    "too_many_streams": BadRequest,
-    "pattern_invalid": BadRequest,
     "arrow_invalid": BadRequest,
     "checksum_mismatch": BadRequest,
     "stage_full": InsufficientStorage,
