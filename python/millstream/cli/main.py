@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import append, backup, read, serve, stream, tail, verify
+from millstream.cli import append, backup, pipeline, read, serve, stream, tail, verify
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -106,6 +106,7 @@ for command in (
     backup.backup,
     backup.restore,
     verify.verify,
+    pipeline.pipeline,
     completion,
 ):
     cli.add_command(command)

@@ -155,7 +155,7 @@ def _job_options(command: Any) -> Any:
 )
 @client_options
 @click.pass_obj
-def run(app: App, job: str, **given: Any) -> int:
+def run(app: App, /, job: str, **given: Any) -> int:
     """Run a job: `millstream pipeline list` shows which there are."""
     from millstream.spark import jobs
     from millstream.spark.jobs import driver

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_SECONDS: Final = 0.2
+JVM_END_SECONDS: Final = 10.0
 _REMOTE: Final = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:")
 _CLEAR: Final = re.compile(
     r"Error: ([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?$", re.MULTILINE
@@ -152,6 +154,29 @@ def running(query: Any) -> Iterator[None]:
     finally:
         if query.isActive:
             query.stop()
+
+
+@contextmanager
+def closing(session: SparkSession) -> Iterator[None]:
+    """End the session and, if this process started one, its JVM; returns when the JVM is gone."""
+    try:
+        yield
+    finally:
+        session.stop()
+        from pyspark import SparkContext
+
+        gateway: Any = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+            SparkContext._gateway = None
+            SparkContext._jvm = None
+            process = gateway.proc
+            process.stdin.close()  # the JVM lives as long as its input
+            try:
+                process.wait(JVM_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(JVM_END_SECONDS)
 
 
 def plain_error(error: BaseException) -> PipelineError | None:

@@ -21,11 +21,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StringType, TimestampType
 
 from millstream.errors import InvalidArgument, MillstreamError, PipelineError
-from millstream.spark.jobs.lake_delta import DeltaLake
 from millstream.spark.jobs.lake_files import WrittenFile, write_files
-from millstream.spark.jobs.lake_iceberg import IcebergLake
 from millstream.spark.jobs.lake_layout import Layout, TaskPlace, local_root, partition_columns
-from millstream.spark.jobs.lake_publish import Publisher, Table
+from millstream.spark.jobs.lake_publish import Publisher
+from millstream.spark.jobs.lake_tables import check_installed, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,10 +65,7 @@ class LakeSink(DataSource):
         try:
             layout = layout_of(self.options)
             check_schema(schema, layout)
-            if layout.table == "delta":
-                DeltaLake.check_installed()
-            elif layout.table == "iceberg":
-                IcebergLake.check_installed()
+            check_installed(layout.table)
         except MillstreamError as error:
             raise spoken(error) from error
         return LakeWriter(layout, self.publisher)
@@ -134,12 +130,6 @@ def layout_of(options: Any) -> Layout:
         options.get("table", "parquet").lower(),
         partition_columns(options.get("partitionBy", "date")),
     )
-
-
-def table_of(layout: Layout) -> Table | None:
-    if layout.table == "delta":
-        return DeltaLake(layout)
-    return IcebergLake(layout) if layout.table == "iceberg" else None
 
 
 def check_schema(schema: StructType, layout: Layout) -> None:
