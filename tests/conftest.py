@@ -40,10 +40,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = config.getoption("--spark")
     if wanted == "with":
         return
-    left_out = [item for item in items if (SPARK_TESTS in item.path.parents) != (wanted == "only")]
+    kept, left_out = [], []
+    for item in items:
+        with_spark = SPARK_TESTS in item.path.parents
+        (kept if with_spark == (wanted == "only") else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

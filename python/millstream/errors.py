@@ -14,6 +14,11 @@
     ├── SetupError                something that this feature needs is missing or too old
     ├── PipelineError             a job of the data pipeline cannot go on
     │   └── CheckpointBusy        another run uses this checkpoint
+    ├── OptionInvalid             an option of the Spark connector is unknown or wrong
+    ├── SchemaMismatch            a schema given to the Spark connector does not fit
+    ├── DataLoss                  records that a Spark query still had to read are gone
+    ├── RecordMalformed           a record is not the JSON that FAILFAST demands
+    ├── SparkNotSupported         the installed Spark or pyarrow cannot run the connector
     └── ServerError               the server refused; `.code` and `.status` say why
         ├── BadRequest            malformed request
         │   ├── OffsetInvalid     the offset is malformed or beyond the tail
@@ -35,6 +40,7 @@
         ├── Unavailable           busy or shutting down; retried for you where that is safe
         │   └── InsufficientStorage   the server's disk is full
         ├── DurabilityUnavailable the class is unknown to, or not offered by, this server
+        ├── Unauthorized          a proxy or gateway wants other credentials
         └── Forbidden             the origin or host of the request is refused
 
 Where it sits: at the bottom; imported by everything, imports nothing.
@@ -44,7 +50,7 @@ Invariant I-ERR-1: `CODES` is the closed table of codes; each maps to exactly on
 # ruff: noqa: N818 - an error is named by what happened; each is below `MillstreamError`
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from millstream.types import Gap
@@ -62,6 +68,13 @@ class MillstreamError(Exception):
         self.hint = hint
         if code is not None:
             self.code = code
+
+    def reworded(self, *, message: str | None = None, hint: str | None = None) -> Self:
+        """The same error, in words that fit where it is shown."""
+        self.message = message or self.message
+        self.hint = hint or self.hint
+        self.args = (self.message,)
+        return self
 
 
 class ConnectionFailed(MillstreamError):
@@ -151,6 +164,36 @@ class CheckpointBusy(PipelineError):
     """Another run of a job uses this checkpoint."""
 
     code = "checkpoint_busy"
+
+
+class OptionInvalid(MillstreamError, ValueError):
+    """An option of the Spark connector is unknown, or its value is wrong."""
+
+    code = "option_invalid"
+
+
+class SchemaMismatch(MillstreamError):
+    """A schema given to the Spark connector does not fit its columns."""
+
+    code = "schema_mismatch"
+
+
+class DataLoss(MillstreamError):
+    """Records that a Spark query still had to read are gone."""
+
+    code = "data_loss"
+
+
+class RecordMalformed(MillstreamError):
+    """A record does not fit `valueSchema`, and `mode` is FAILFAST."""
+
+    code = "record_malformed"
+
+
+class SparkNotSupported(MillstreamError):
+    """The installed Spark or pyarrow is too old for the connector, or missing."""
+
+    code = "spark_not_supported"
 
 
 class ServerError(MillstreamError):
@@ -307,6 +350,12 @@ class Forbidden(ServerError):
     code = "origin_refused"
 
 
+class Unauthorized(ServerError):
+    """The server, or a proxy in front of it, wants other credentials."""
+
+    code = "unauthorized"
+
+
 CODES: Final[dict[str, type[MillstreamError]]] = {
     "bad_request": BadRequest,
     "offset_invalid": OffsetInvalid,
@@ -348,6 +397,8 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "stage_gone": StageGone,
     "durability_unavailable": DurabilityUnavailable,
     "durability_unknown": DurabilityUnavailable,
+    "unauthorized": Unauthorized,
+    "forbidden": Forbidden,
     "origin_refused": Forbidden,
     "host_refused": Forbidden,
     "backup_running": ServerError,

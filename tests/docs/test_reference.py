@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 ENGINE = ROOT / "engine/core/src"
 CONTROL = ROOT / "python/millstream/control"
 RUNNING = DOCS / "operating/running.md"
-CLIENT_ONLY_CODES = {"rate_limited"}
+CLIENT_ONLY_CODES = {"rate_limited", "unauthorized", "forbidden"}
 """Codes that the Python client gives to answers of proxies and other servers."""
 
 

@@ -132,7 +132,16 @@ def standalone(spark_folder: Path) -> Iterator[StandaloneCluster]:
 
 @pytest.fixture(scope="session")
 def standalone_driver(standalone: StandaloneCluster, spark_folder: Path) -> Iterator[Driver]:
-    conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    """A shared driver on the cluster; a task that takes longer than its siblings gets a second attempt."""
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.speculation": "true",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.5",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.minTaskRuntime": "500ms",
+    }
     folder = spark_folder / "standalone-driver"
     with Driver(folder, master=standalone.master, conf=conf) as driver:
         yield driver

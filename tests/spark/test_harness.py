@@ -80,7 +80,7 @@ def test_standalone(standalone: StandaloneCluster, standalone_driver: Driver) ->
     seen = standalone_driver.call(where, rows=100)
     check(seen)
     assert seen["processes"] == 2
-    workers = {path.parent.name for path in standalone.folder.glob("worker-*/work")}
+    workers = {path.parent.name for path in standalone.folder.glob("worker-*/apps")}
     assert workers == {"worker-127.0.0.1", "worker-127.0.0.2"}
 
 

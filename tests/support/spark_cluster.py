@@ -152,7 +152,7 @@ class StandaloneCluster:
         one_core = ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
         worker = Daemon(
             f"worker-{host}",
-            [*start, *one_core, "--work-dir", str(folder / "work"), self.master],
+            [*start, *one_core, "--work-dir", str(folder / "apps"), self.master],
             folder,
             environment(folder, {**env, "SPARK_LOCAL_IP": host}),
         )
@@ -162,7 +162,7 @@ class StandaloneCluster:
     def executor_logs(self) -> str:
         """What the executors of all applications wrote to stderr, newest file last."""
         files = sorted(
-            self.folder.glob("worker-*/work/*/*/stderr"), key=lambda f: f.stat().st_mtime
+            self.folder.glob("worker-*/apps/*/*/stderr"), key=lambda f: f.stat().st_mtime
         )
         return "".join(f"--- {f}\n{f.read_text(errors='replace')[-5000:]}\n" for f in files)
 

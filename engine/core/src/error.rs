@@ -33,6 +33,9 @@ error_codes! {
     ProducerEpochInvalid "producer_epoch_invalid" 400 "Producer epoch must begin at sequence 0" "The first append of a new epoch has Producer-Seq: 0.";
     SequenceConflict "sequence_conflict" 409 "Stream-Seq not increasing" "Stream-Seq must be greater, byte by byte, than the last accepted one.";
     StreamNotFound "stream_not_found" 404 "Stream not found" "Create it with PUT first.";
+    StreamRecreated "stream_recreated" 409 "Stream re-created" "The stream was deleted and created anew; its records are others.";
+    TooManyStreams "too_many_streams" 400 "Too many streams" "Narrow the pattern, or ask for the streams in parts.";
+    PatternInvalid "pattern_invalid" 400 "Invalid pattern" "A pattern is a regular expression without look-around and back references.";
     StreamGone "stream_gone" 410 "Stream deleted" "The stream was deleted; only its forks still use its data.";
     StreamClosed "stream_closed" 409 "Stream closed" "A closed stream takes no more appends.";
     StreamConflict "stream_conflict" 409 "Stream exists with another configuration" "Delete it first, or create it with the same configuration.";

@@ -66,6 +66,17 @@ pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
 pub const PIPELINE_QUEUE_MAX: usize = 256;
 /// Bytes of finished pipeline answers that clients have not taken yet; above this new reads are refused.
 pub const PIPELINE_ANSWERS_MAX_BYTES: u64 = 512 * 1024 * 1024;
+/// Streams that one question to `/v1/tails` may be about, and places that it may ask for.
+pub const TAILS_STREAMS_MAX: usize = 20_000;
+pub const TAILS_PLACES_MAX: usize = 100_000;
+/// How long such a question may wait for an answer, and how many may wait at once.
+pub const TAILS_WAIT_MAX_MS: u64 = 60_000;
+pub const TAILS_WAITING_MAX: usize = 1024;
+/// Removed streams remembered for those who ask what has changed.
+pub const REMOVED_STREAMS_MAX: usize = 4096;
+/// Longest pattern of stream names, and how large a program it may become.
+pub const PATTERN_MAX_BYTES: usize = 4096;
+pub const PATTERN_PROGRAM_MAX_BYTES: usize = 1 << 20;
 /// Dirty stream paths kept for the control plane before it is told to rescan.
 pub const DIRTY_PATHS_MAX: usize = 65_536;
 /// Entries of one listing page.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import append, backup, pipeline, read, serve, stream, tail, verify
+from millstream.cli import append, backup, doctor, pipeline, read, serve, stream, tail, verify
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -107,6 +107,7 @@ for command in (
     backup.restore,
     verify.verify,
     pipeline.pipeline,
+    doctor.doctor,
     completion,
 ):
     cli.add_command(command)

@@ -137,6 +137,23 @@ class ResponseParser:
         """True if no response is outstanding and no stray byte came."""
         return self._state == _HEAD and not self._expected and not self._buffer
 
+    def take_length(self, bytes_max: int) -> int | None:
+        """How many bytes the body that begins now has, if its head said so; the caller then takes
+        what came already with `take_into`, receives the rest by itself and calls `finish_length`."""
+        if self._state != _LENGTH or self._remaining > bytes_max:
+            return None
+        return self._remaining
+
+    def take_into(self, view: memoryview) -> int:
+        count = min(len(view), len(self._buffer))
+        view[:count] = self._buffer[:count]
+        del self._buffer[:count]
+        return count
+
+    def finish_length(self) -> None:
+        self._remaining = 0
+        self._state = _HEAD
+
     def next(self) -> Head | Data | End | None:
         state = self._state
         if state == _HEAD:

@@ -27,7 +27,7 @@ from millstream.client._steps import Call, Operations, Sleep, Steps, may_repeat
 from millstream.client._sync import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from millstream.client._sync import Client
 
@@ -113,6 +113,20 @@ def unstage(client: Client, stage_id: str) -> Literal["deleted", "gone", "commit
     return "deleted"
 
 
+def unstage_all(client: Client, stage_ids: Iterable[str]) -> errors.MillstreamError | None:
+    """Give up stages as far as the server answers; returns what ended it, if something did.
+
+    Never raises for what expires by itself: it runs beside an error that the caller must see, or
+    after a commit that is done.
+    """
+    for stage_id in stage_ids:
+        try:
+            unstage(client, stage_id)
+        except errors.MillstreamError as error:
+            return error
+    return None
+
+
 def commit(
     client: Client,
     producer: str,
@@ -148,6 +162,32 @@ def commit(
         raise errors.ProtocolError(
             f"the server answered a commit in no known way: {error!r}"
         ) from error
+
+
+def create_stream(
+    client: Client,
+    path: str,
+    *,
+    content_type: str,
+    durability: str | None,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> bool:
+    """Create a stream, or find it with this configuration; True if this call made it."""
+    operations = client._operations
+    path = wire.check_path(path)
+    options = wire.CreateOptions(content_type=content_type, durability=durability)
+    request = wire.create_request(operations.endpoint, path, options)
+    response = run(_answered(operations, request, path, patience_seconds), client._pool)
+    return response.status == 201
+
+
+def content_type_of(
+    client: Client, path: str, *, patience_seconds: float = PATIENCE_SECONDS
+) -> str:
+    operations = client._operations
+    request = Request("HEAD", wire.stream_target(operations.endpoint, wire.check_path(path)))
+    response = run(_answered(operations, request, path, patience_seconds), client._pool)
+    return wire.info_from_head(path, response).content_type
 
 
 def append_numbered(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _BY_STATUS: Final[dict[int, str]] = {
     400: "bad_request",
+    401: "unauthorized",
     403: "producer_fenced",
     404: "stream_not_found",
     405: "method_not_allowed",
@@ -49,6 +50,8 @@ _HINTS: Final[dict[str, str]] = {
     "stream_conflict": "look at it with `millstream stream info`; choose another path or remove it",
     "content_type_mismatch": "append records of the type that the stream was created with",
     "producer_fenced": "give each running producer its own id",
+    "unauthorized": "send the credentials that the proxy in front of the server asks for",
+    "forbidden": "these credentials, or this address, may not do that; ask who runs the server",
     "storage_full": "free disk space on the server; appends work again by themselves",
     "precondition_failed": "read up to `error.tail`, decide again, then append with that offset",
 }
@@ -112,7 +115,7 @@ def _code_from_status(request: Request, response: Response) -> str:
             return "stream_conflict"
         return "sequence_conflict" if "Stream-Seq" in sent else "content_type_mismatch"
     if response.status == 403 and "producer-epoch" not in headers:
-        return "origin_refused"
+        return "forbidden"
     if response.status == 404 and "/v1/stream/" not in request.target:
         return "not_found"
     code = _BY_STATUS.get(response.status)
@@ -163,5 +166,7 @@ def _sentence(code: str, path: str) -> str | None:
         "producer_fenced": f"another producer with this id has taken over {subject}",
         "producer_gap": f"{subject} misses an earlier request of this producer",
         "precondition_failed": f"the tail of {subject} has moved",
+        "unauthorized": "the server, or a proxy in front of it, refused the credentials (401)",
+        "forbidden": "the server, or a proxy in front of it, refused the request (403)",
         "payload_too_large": "the request is larger than the server allows",
     }.get(code)

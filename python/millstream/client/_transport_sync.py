@@ -114,6 +114,29 @@ class Connection:
             parts.append(event.data)
         return b"".join(parts)
 
+    def read_body_once(self, timeout_seconds: float, bytes_max: int) -> bytes | bytearray:
+        """The whole body; one of a known length is received straight into a buffer of that length."""
+        length = self.parser.take_length(bytes_max)
+        if length is None:
+            return self.read_body(timeout_seconds)
+        body = bytearray(length)
+        view = memoryview(body)
+        filled = self.parser.take_into(view)
+        self.socket.settimeout(timeout_seconds)
+        while filled < length:
+            try:
+                count = self.socket.recv_into(view[filled:])
+            except TimeoutError:
+                reason = f"silent for {timeout_seconds:g} s"
+                raise TransportFailure(reason, sent=True, timeout=True) from None
+            except OSError as error:
+                raise TransportFailure(_reason(error), sent=True) from error
+            if count == 0:
+                raise TransportFailure("the connection ended inside a response", sent=True)
+            filled += count
+        self.parser.finish_length()
+        return body
+
     def start(self, request: Request, common: bytes, timeout_seconds: float) -> Head:
         """Send a request and read the head of its response."""
         self.parser.expect(request.method)

@@ -1,6 +1,40 @@
-"""Millstream in Spark: `format("millstream")`, and what belongs beside it.
+"""The Spark connector: `format("millstream")` for batch and streaming, reading and writing.
 
-Where it sits: above `client`; imports pyspark and pyarrow only when a name that needs them is used.
+Reading order: `options` (what can be asked for), `source` (what Spark calls), `columns` and `offsets`
+(the contracts), `plan` (tasks), `reader` (a task), `stream_reader` with `follow` and `loss` (a query),
+`decode` (JSON values). Spark finds it through the module `pyspark_millstream`; nothing is registered.
+
+Invariants:
+- I-SPK-1  Pure Python over the client: it ships to executors, and never imports the native module.
+- I-SPK-2  Importing this package imports neither pyspark nor pyarrow; names are loaded when used.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millstream.spark.errors import ConnectorError
+    from millstream.spark.source import MillstreamDataSource
+
+_HOMES = {
+    "ConnectorError": "millstream.spark.errors",
+    "MillstreamDataSource": "millstream.spark.source",
+}
+
+__all__ = ["ConnectorError", "MillstreamDataSource"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'millstream.spark' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -30,6 +30,8 @@ from millstream.errors import SetupError
 MINIMUM: Final = 17
 VECTOR_MODULE: Final = "jdk.incubator.vector"
 ANSWER_DEADLINE_S: Final = 30.0
+SHIM_MARK: Final = "started-without-vector-module"
+"""A file in the home of a shim, so that one is never made of another."""
 INSTALL_HINT: Final = (
     "install Java 17 or newer (Debian: `apt-get install openjdk-17-jre-headless`), "
     "or `pip install 'millstream[java]'`"
@@ -123,7 +125,7 @@ def ensure_java() -> Java:
     if chosen is None:
         raise SetupError(_why_not(all_found), hint=INSTALL_HINT)
     if not chosen.has_vector_module:
-        home = shim(chosen)
+        home = chosen.home if (chosen.home / SHIM_MARK).exists() else shim(chosen)
     elif chosen.source == "PATH" and "JAVA_HOME" not in os.environ:
         return chosen
     else:
@@ -157,6 +159,7 @@ def _write_shim(home: Path, java: Java, text: str) -> None:
         script = aside / "bin" / "java"
         script.write_text(text)
         script.chmod(0o755)
+        (aside / SHIM_MARK).touch()
         for name in ("lib", "conf", "legal", "release"):
             if (java.home / name).exists():
                 (aside / name).symlink_to(java.home / name)

@@ -45,14 +45,6 @@ def pyspark_fits(version: str) -> bool:
     return PYSPARK_AT_LEAST <= numbers(version) < PYSPARK_BELOW
 
 
-def pyarrow_fits(version: str) -> bool:
-    return numbers(version) >= PYARROW_AT_LEAST
-
-
-def protobuf_fits(version: str) -> bool:
-    return numbers(version) >= PROTOBUF_AT_LEAST
-
-
 def require_spark() -> None:
     """Raise `SetupError` unless this interpreter has a pyspark and a pyarrow that the connector works with."""
     spark = installed("pyspark")
@@ -66,7 +58,7 @@ def require_spark() -> None:
     arrow = installed("pyarrow")
     if arrow is None:
         raise SetupError("pyarrow is not installed", hint=INSTALL_HINT)
-    if not pyarrow_fits(arrow):
+    if numbers(arrow) < PYARROW_AT_LEAST:
         raise SetupError(
             f"pyarrow {arrow} does not fit: the connector needs {PYARROW_AT_LEAST[0]} or newer",
             hint=INSTALL_HINT,

@@ -13,6 +13,7 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map::RandomState};
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -36,6 +37,8 @@ pub struct Directory {
     dirty: Mutex<Vec<Arc<Stream>>>,
     content_types: RwLock<HashMap<Box<str>, Arc<ContentType>>>,
     pub damaged: Damaged,
+    /// Newest stamp of a change among the streams that have left memory.
+    evicted_stamp: AtomicU64,
 }
 
 struct ByPath(Arc<Stream>);
@@ -71,6 +74,7 @@ impl Directory {
             hasher: RandomState::new(),
             dirty: Mutex::default(),
             content_types: RwLock::default(),
+            evicted_stamp: AtomicU64::new(0),
         }
     }
 
@@ -241,6 +245,22 @@ impl Directory {
         found
     }
 
+    /// Newest stamp of a change that memory does not know of any more.
+    pub fn evicted_stamp(&self) -> u64 {
+        self.evicted_stamp.load(Ordering::Acquire)
+    }
+
+    /// Streams in memory below a prefix, in no order.
+    pub fn cached_below(&self, prefix: &str) -> Vec<Arc<Stream>> {
+        let mut found = Vec::new();
+        for slot in &self.by_path {
+            let slot = slot.lock();
+            let below = slot.iter().filter(|entry| entry.0.path.starts_with(prefix));
+            found.extend(below.map(|entry| Arc::clone(&entry.0)));
+        }
+        found
+    }
+
     /// Streams in memory whose bytes end with the process.
     pub fn volatile(&self) -> Vec<Arc<Stream>> {
         let mut found = Vec::new();
@@ -305,8 +325,10 @@ impl Directory {
                     && !state.has_volatile_bytes()
                     && state.expiry.is_none()
                     && entry.0.watchers() == 0;
+                let changed = state.changed;
                 drop(state);
                 if evictable {
+                    self.evicted_stamp.fetch_max(changed, Ordering::AcqRel);
                     ids.remove(&entry.0.id);
                     self.metrics.streams_cached.sub(1);
                     excess -= 1;

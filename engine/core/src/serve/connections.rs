@@ -128,6 +128,9 @@ impl Reactor {
                 self.engine.metrics.sse_subscribers.sub(1);
             }
             Phase::Proxied => self.forget_upstream(conn.token),
+            Phase::Working => {
+                self.pipeline.forget(self.number, conn.token);
+            }
             _ => {}
         }
         self.release_body(&mut conn);
@@ -202,10 +205,12 @@ impl Reactor {
 
     /// The peer sends nothing more. Waiting readers leave; a reply under way is still finished.
     fn peer_is_done(&mut self, conn: &mut Conn) {
-        if matches!(
-            conn.phase,
-            Phase::LongPoll(_) | Phase::Sse(_) | Phase::Closing
-        ) {
+        let waits = match conn.phase {
+            Phase::LongPoll(_) | Phase::Sse(_) | Phase::Closing => true,
+            Phase::Working => self.pipeline.forget(self.number, conn.token),
+            _ => false,
+        };
+        if waits {
             conn.dead = true;
         } else {
             // Asked for once only: being level-triggered it would come for ever.

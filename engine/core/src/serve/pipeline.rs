@@ -16,11 +16,14 @@ use crate::error::ErrorCode;
 use crate::metrics::Metrics;
 use crate::model::Gate;
 use crate::refusal::Refusal;
+use crate::serve::pipeline::tails::Question;
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
 pub mod hand;
 pub mod pool;
+mod tails;
+mod waits;
 
 /// A request on its way to a worker.
 pub struct Job {
@@ -92,8 +95,11 @@ impl Answer {
 /// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.
 pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Result<Answer, Undone> {
     match call {
-        PipelineCall::Tails
-        | PipelineCall::Read
+        PipelineCall::Tails => {
+            let question = Question::parse(engine, &request.body).map_err(Undone::refused)?;
+            tails::render(engine, &tails::evaluate(engine, &question)?)
+        }
+        PipelineCall::Read
         | PipelineCall::Stage(_)
         | PipelineCall::DropStage(_)
         | PipelineCall::Commit => {
@@ -101,6 +107,17 @@ pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Resu
             Err(Undone::refused(Refusal::new(ErrorCode::NotFound)))
         }
     }
+}
+
+/// A control body as JSON; what is wrong with it is told.
+fn parse_json<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(body)
+        .map_err(|error| Refusal::with(ErrorCode::BadRequest, format!("The body: {error}.")))
+}
+
+fn to_json<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, Refusal> {
+    serde_json::to_vec(value)
+        .map_err(|error| Refusal::with(ErrorCode::Internal, format!("The answer: {error}.")))
 }
 
 /// Body bytes that count against the global bound until they are dropped.

@@ -95,6 +95,10 @@ impl Server {
             let worker = spawn(&format!("pipe-{number}"), move || working.work())?;
             threads.workers.push(worker);
         }
+        let watching = Arc::clone(&pipeline);
+        threads
+            .workers
+            .push(spawn("tails", move || watching.watch())?);
         threads.pipeline = Some(Arc::clone(&pipeline));
         for number in 0..self.engine.shard.mailboxes.len() {
             let socket = control_socket.map(str::to_owned);

@@ -27,11 +27,13 @@ use crate::metrics::Metrics;
 use crate::model::{Gate, Stage};
 use crate::shard::ack::{Mailbox, Waiters};
 use crate::shard::batch::{NotStaged, OpenBatch, SealedBatch, Touched};
+use crate::shard::changes::Changes;
 use crate::shard::fault::Fault;
 use crate::shard::feed::Feed;
 use crate::shard::threads::{Wake, Work};
 use crate::shard::times::RecentCommits;
 use crate::stream::handle::Stream;
+use crate::stream::state::Life;
 
 /// A commit that takes longer counts as stalled for health checks.
 const STALLED_US: u64 = 5_000_000;
@@ -69,6 +71,7 @@ pub struct Shard {
     weak_seen_us: AtomicU64,
     pub waiters: Waiters,
     pub feed: Feed,
+    pub changes: Changes,
     pub mailboxes: Vec<Mailbox>,
     pub retained: Mutex<Vec<RetainedFile>>,
     pub recent: RecentCommits,
@@ -111,6 +114,7 @@ impl Shard {
         disk_sync_ms: u64,
         fault: Fault,
     ) -> Shard {
+        let nonce = doors.random.next_u64();
         let woken = || mailboxes.iter().map(|_| Vec::new()).collect();
         Shard {
             doors,
@@ -134,6 +138,7 @@ impl Shard {
             weak_seen_us: AtomicU64::new(0),
             waiters: Waiters::default(),
             feed: Feed::default(),
+            changes: Changes::new(nonce),
             mailboxes,
             retained: Mutex::new(retained),
             recent: RecentCommits::default(),
@@ -418,6 +423,10 @@ impl Shard {
                 if visible.tail >= state.visible.tail {
                     state.visible = visible;
                 }
+                state.changed = self.changes.stamp();
+                if state.life != Life::Live {
+                    self.changes.note_removed(state.changed, &stream.path);
+                }
                 stream.watchers()
             };
             // Asked after the tail has moved: who begins to watch later sees the new tail itself.
@@ -444,6 +453,7 @@ impl Shard {
             }
         }
         self.waiters.notify();
+        self.changes.ring();
         if noted {
             self.feed.deliver();
         }
@@ -457,6 +467,7 @@ impl Shard {
             add_woken(&mut woken, watchers, stream);
             self.ring(&mut woken, Stage::Applied, None, false);
         }
+        self.changes.ring();
         if self.feed.is_active() {
             self.feed.note(stream);
             self.feed.deliver();
@@ -500,6 +511,7 @@ impl Shard {
     pub fn ring_all(&self) {
         self.mailboxes.iter().for_each(Mailbox::ring);
         self.waiters.notify();
+        self.changes.ring_now();
     }
 
     /// Waits until everything up to `sequence` is synced. `false`: the log failed or time is up.

@@ -4,6 +4,7 @@
 pub mod ack;
 pub mod backup;
 pub mod batch;
+pub mod changes;
 pub mod class;
 pub mod commit;
 pub mod create;
@@ -17,6 +18,7 @@ pub mod local;
 pub mod maintain;
 pub mod read;
 pub mod scrub;
+pub mod tails;
 pub mod threads;
 pub mod times;
 pub mod write;

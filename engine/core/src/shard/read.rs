@@ -24,7 +24,7 @@ use crate::stream::state::StreamState;
 
 /// Which index entry is wanted: the first one whose key is at least this (all keys grow along the index).
 #[derive(Clone, Copy)]
-enum Key {
+pub(super) enum Key {
     End(u64),
     Records(u64),
     Time(u64),
@@ -224,7 +224,11 @@ impl Engine {
     }
 
     /// First entry of a stream's own index that reaches the key.
-    fn own_entry(&self, stream: &Arc<Stream>, key: Key) -> io::Result<Option<IndexEntry>> {
+    pub(super) fn own_entry(
+        &self,
+        stream: &Arc<Stream>,
+        key: Key,
+    ) -> io::Result<Option<IndexEntry>> {
         self.sound(stream, || self.look_for_entry(stream, key))
     }
 
@@ -253,7 +257,11 @@ impl Engine {
     }
 
     /// Last boundary at or below `limit` in the own index of the stream that owns the byte before it.
-    fn boundary_at_or_before(&self, stream: &Arc<Stream>, limit: u64) -> io::Result<u64> {
+    pub(super) fn boundary_at_or_before(
+        &self,
+        stream: &Arc<Stream>,
+        limit: u64,
+    ) -> io::Result<u64> {
         let (owner, _) = self.owner_of(stream, limit.saturating_sub(1))?;
         self.sound(&owner, || self.look_for_boundary(&owner, limit))
     }
@@ -381,7 +389,11 @@ impl Engine {
         Ok(append_start + end as u64)
     }
 
-    fn owner_of_record(&self, stream: &Arc<Stream>, number: u64) -> io::Result<Arc<Stream>> {
+    pub(super) fn owner_of_record(
+        &self,
+        stream: &Arc<Stream>,
+        number: u64,
+    ) -> io::Result<Arc<Stream>> {
         let mut owner = Arc::clone(stream);
         loop {
             let source = {

@@ -195,6 +195,7 @@ impl Engine {
         state.apply_append(&append);
         if stage == Stage::Applied || sabotage::is(Sabotage::ShowEarly) {
             state.publish_applied();
+            state.changed = self.shard.changes.stamp();
         }
         self.hot_counter(state).add(append.payload.len() as u64);
         // Nothing to wait for: a `memory` append is done.
@@ -220,6 +221,7 @@ impl Engine {
         append.sequence = state.applied_sequence;
         state.apply_append(&append);
         state.publish_applied();
+        state.changed = self.shard.changes.stamp();
         self.hot_counter(state).add(append.payload.len() as u64);
         self.shard.saw_weak();
         self.shard.wake_readers(stream);

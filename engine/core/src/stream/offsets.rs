@@ -257,7 +257,7 @@ pub fn behind_damage(
 }
 
 /// The offset from which the byte at `position` is read without passing a gap.
-fn offset_before(state: &StreamState, losses: &Losses, position: u64) -> Offset {
+pub fn offset_before(state: &StreamState, losses: &Losses, position: u64) -> Offset {
     if position >= state.tail {
         return offset_after(state, losses, position);
     }

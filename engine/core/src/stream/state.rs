@@ -163,6 +163,8 @@ pub struct StreamState {
     /// Newest frame that changed what the stream is (create, close, delete), for replies that reveal it.
     pub control_sequence: u64,
     pub visible: Visible,
+    /// Stamp of the newest change that readers may see; 0 = none since it was loaded.
+    pub changed: u64,
     /// In the list of streams the next checkpoint writes.
     pub dirty: bool,
     /// Where the open batch keeps this stream's publication: batch number and slot.
@@ -206,6 +208,7 @@ impl StreamState {
             reveal_sequence: 0,
             control_sequence: 0,
             visible: Visible::default(),
+            changed: 0,
             dirty: false,
             batch_slot: (0, 0),
         }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -15,7 +15,9 @@ use crate::error::ErrorCode;
 use crate::limits::PIPELINE_QUEUE_MAX;
 use crate::model::Gate;
 use crate::refusal::Refusal;
+use crate::serve::pipeline::waits::Waiting;
 use crate::serve::pipeline::{Answer, Job, Unsent, run};
+use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
 /// How long a job may wait for the log.
@@ -27,6 +29,9 @@ pub struct Pipeline {
     pub engine: Arc<Engine>,
     queue: Mutex<Queue>,
     ready: Condvar,
+    /// Rung when the workers shall end, for those who rest.
+    stopping: Condvar,
+    pub(super) waits: Mutex<Vec<Waiting>>,
     /// One list per reactor, in the order of their mailboxes.
     finished: Vec<Mutex<Vec<Finished>>>,
 }
@@ -55,6 +60,8 @@ impl Pipeline {
             engine,
             queue: Mutex::default(),
             ready: Condvar::new(),
+            stopping: Condvar::new(),
+            waits: Mutex::default(),
             finished: (0..reactors).map(|_| Mutex::default()).collect(),
         }
     }
@@ -88,6 +95,10 @@ impl Pipeline {
     /// A worker's loop; ends after [`Pipeline::stop`].
     pub fn work(&self) {
         while let Some(job) = self.next() {
+            if job.call == PipelineCall::Tails {
+                self.ask(job.reactor, job.conn, &job.request.body);
+                continue;
+            }
             let outcome = self.run_patiently(&job);
             let (reactor, conn) = (job.reactor, job.conn);
             // The body goes before the answer is told of.
@@ -169,5 +180,18 @@ impl Pipeline {
         };
         self.engine.metrics.pipeline_queue.sub(dropped.len() as u64);
         self.ready.notify_all();
+        self.stopping.notify_all();
+        self.engine.shard.changes.ring_now();
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.queue.lock().stop
+    }
+
+    /// Does nothing for a while, or until the end.
+    pub(super) fn rest(&self, time: Duration) {
+        let ends = Instant::now() + time;
+        let mut queue = self.queue.lock();
+        while !queue.stop && !self.stopping.wait_until(&mut queue, ends).timed_out() {}
     }
 }

@@ -1,0 +1,457 @@
+//! `POST /v1/tails`: the question as JSON, its evaluation, the answer as JSON.
+//!
+//! A question is parsed once and may be evaluated several times: `waits` keeps those that wait for a change.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use regex::{Regex, RegexBuilder};
+use regex_syntax::hir::literal::Extractor;
+use serde::{Deserialize, Serialize};
+
+use crate::error::ErrorCode;
+use crate::limits::{
+    PATTERN_MAX_BYTES, PATTERN_PROGRAM_MAX_BYTES, TAILS_PLACES_MAX, TAILS_STREAMS_MAX,
+    TAILS_WAIT_MAX_MS,
+};
+use crate::model::Offset;
+use crate::refusal::Refusal;
+use crate::serve::pipeline::Answer;
+use crate::shard::engine::{Engine, Undone};
+use crate::shard::tails::{Found, Place, Tail, Wanted, is_reserved};
+use crate::stream::handle::Stream;
+use crate::stream::offsets::Gap;
+
+/// A question that is well formed.
+pub struct Question {
+    which: Which,
+    /// Stamp of the earlier answer; `None`: everything is wanted.
+    since: Option<u64>,
+    pub wait_ms: u64,
+}
+
+enum Which {
+    Named(Vec<Named>),
+    Matching { prefix: String, pattern: Regex },
+}
+
+struct Named {
+    name: String,
+    at: Vec<Wanted>,
+}
+
+// --- the question ----------------------------------------------------------------------------
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked<'a> {
+    #[serde(borrow)]
+    streams: Option<Vec<AskedStream<'a>>>,
+    #[serde(borrow)]
+    pattern: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    cursor: Option<Cow<'a, str>>,
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "each stream is a name, or an object with name and at"
+)]
+enum AskedStream<'a> {
+    Name(#[serde(borrow)] Cow<'a, str>),
+    With(#[serde(borrow)] AskedPlaces<'a>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AskedPlaces<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(default, borrow)]
+    at: Vec<AskedPlace<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AskedPlace<'a> {
+    Number(u64),
+    TimeMs(u64),
+    Byte(u64),
+    Offset(#[serde(borrow)] Cow<'a, str>),
+}
+
+impl From<AskedPlace<'_>> for Wanted {
+    fn from(asked: AskedPlace<'_>) -> Wanted {
+        match asked {
+            AskedPlace::Number(number) => Wanted::Number(number),
+            AskedPlace::TimeMs(time_ms) => Wanted::TimeMs(time_ms),
+            AskedPlace::Byte(byte) => Wanted::Byte(byte),
+            AskedPlace::Offset(text) => Wanted::Offset(text.into()),
+        }
+    }
+}
+
+impl Question {
+    pub fn parse(engine: &Engine, body: &[u8]) -> Result<Question, Refusal> {
+        let asked: Asked<'_> = super::parse_json(body)?;
+        let which = match (asked.streams, asked.pattern) {
+            (Some(streams), None) => Which::Named(parse_names(streams)?),
+            (None, Some(pattern)) => parse_pattern(&pattern)?,
+            _ => return Err(bad("Exactly one of streams and pattern is needed.")),
+        };
+        if asked.wait_ms > TAILS_WAIT_MAX_MS {
+            return Err(bad(format!("wait_ms is at most {TAILS_WAIT_MAX_MS}.")));
+        }
+        let since = asked
+            .cursor
+            .and_then(|cursor| engine.shard.changes.parse(&cursor));
+        Ok(Question {
+            which,
+            since,
+            wait_ms: asked.wait_ms,
+        })
+    }
+
+    /// Whether there is something to wait for: only who knows an earlier answer can wait for news.
+    pub fn may_wait(&self) -> bool {
+        self.since.is_some() && self.wait_ms > 0
+    }
+}
+
+fn bad(detail: impl Into<Cow<'static, str>>) -> Refusal {
+    Refusal::with(ErrorCode::BadRequest, detail)
+}
+
+fn parse_names(streams: Vec<AskedStream<'_>>) -> Result<Vec<Named>, Refusal> {
+    if streams.len() > TAILS_STREAMS_MAX {
+        return Err(Refusal::with(
+            ErrorCode::TooManyStreams,
+            format!("A question is about at most {TAILS_STREAMS_MAX} streams."),
+        ));
+    }
+    let named: Vec<Named> = streams
+        .into_iter()
+        .map(|stream| match stream {
+            AskedStream::Name(name) => Named {
+                name: name.into_owned(),
+                at: Vec::new(),
+            },
+            AskedStream::With(places) => Named {
+                name: places.name.into_owned(),
+                at: places.at.into_iter().map(Wanted::from).collect(),
+            },
+        })
+        .collect();
+    if let Some(reserved) = named.iter().find(|named| is_reserved(&named.name)) {
+        return Err(bad(format!("{:?} is a reserved name.", reserved.name)));
+    }
+    if named.iter().map(|named| named.at.len()).sum::<usize>() > TAILS_PLACES_MAX {
+        return Err(bad(format!(
+            "A question asks for at most {TAILS_PLACES_MAX} places."
+        )));
+    }
+    Ok(named)
+}
+
+fn parse_pattern(text: &str) -> Result<Which, Refusal> {
+    let invalid = |detail: String| Refusal::with(ErrorCode::PatternInvalid, detail);
+    if text.len() > PATTERN_MAX_BYTES {
+        return Err(invalid(format!(
+            "A pattern has at most {PATTERN_MAX_BYTES} bytes."
+        )));
+    }
+    // By itself first, so that the error speaks of what was sent.
+    let hir = regex_syntax::parse(text).map_err(|error| invalid(error.to_string()))?;
+    let prefixes = Extractor::new().extract(&hir);
+    let prefix = prefixes.longest_common_prefix().unwrap_or(b"");
+    let known = std::str::from_utf8(prefix).map_or_else(|error| error.valid_up_to(), str::len);
+    let prefix = String::from_utf8_lossy(&prefix[..known]).into_owned();
+    let pattern = RegexBuilder::new(&format!("\\A(?:{text})\\z"))
+        .size_limit(PATTERN_PROGRAM_MAX_BYTES)
+        .build()
+        .map_err(|error| invalid(error.to_string()))?;
+    Ok(Which::Matching { prefix, pattern })
+}
+
+// --- its evaluation --------------------------------------------------------------------------
+
+/// An answer before it is rendered.
+pub struct Evaluated {
+    stamp: u64,
+    complete: bool,
+    missing: Vec<Box<str>>,
+    streams: Vec<(Tail, Places)>,
+}
+
+type Places = Option<Vec<Result<Found, Refusal>>>;
+
+impl Evaluated {
+    /// Whether there is anything to tell.
+    pub fn is_news(&self) -> bool {
+        self.complete || !self.missing.is_empty() || !self.streams.is_empty()
+    }
+}
+
+pub fn evaluate(engine: &Engine, question: &Question) -> Result<Evaluated, Undone> {
+    if let Some(since) = question.since {
+        let changed = match &question.which {
+            Which::Named(named) => changed_named(engine, named, since)?,
+            Which::Matching { prefix, pattern } => {
+                changed_matching(engine, prefix, pattern, since)?
+            }
+        };
+        if let Some(changed) = changed {
+            return Ok(changed);
+        }
+    }
+    match &question.which {
+        Which::Named(named) => all_named(engine, named),
+        Which::Matching { prefix, pattern } => {
+            let stamp = engine.shard.changes.begin();
+            let mut tails = engine.all_tails(prefix, &|name| pattern.is_match(name))?;
+            tails.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+            Ok(Evaluated {
+                stamp,
+                complete: true,
+                missing: Vec::new(),
+                streams: tails.into_iter().map(|tail| (tail, None)).collect(),
+            })
+        }
+    }
+}
+
+fn all_named(engine: &Engine, named: &[Named]) -> Result<Evaluated, Undone> {
+    let mut evaluated = Evaluated {
+        stamp: engine.shard.changes.begin(),
+        complete: true,
+        missing: Vec::new(),
+        streams: Vec::with_capacity(named.len()),
+    };
+    for asked in named {
+        match engine.find_settled(&asked.name)? {
+            Some((stream, tail)) => {
+                let places = find_places(engine, &stream, asked);
+                evaluated.streams.push((tail, places));
+            }
+            None => evaluated.missing.push(asked.name.as_str().into()),
+        }
+    }
+    Ok(evaluated)
+}
+
+fn find_places(engine: &Engine, stream: &Arc<Stream>, asked: &Named) -> Places {
+    let found = |wanted: &Wanted| engine.find_place(stream, wanted);
+    (!asked.at.is_empty()).then(|| asked.at.iter().map(found).collect())
+}
+
+/// What has changed of some streams; `None` if that cannot be told any more.
+fn changed_named(
+    engine: &Engine,
+    named: &[Named],
+    since: u64,
+) -> Result<Option<Evaluated>, Undone> {
+    let mut evaluated = Evaluated {
+        stamp: engine.shard.changes.begin(),
+        complete: false,
+        missing: Vec::new(),
+        streams: Vec::new(),
+    };
+    let mut absent = Vec::new();
+    for asked in named {
+        let Some(stream) = engine.find(&asked.name)? else {
+            absent.push(&*asked.name);
+            continue;
+        };
+        if stream.lock().changed < since {
+            continue;
+        }
+        match engine.settled_tail(&stream)? {
+            Some(tail) => {
+                let places = find_places(engine, &stream, asked);
+                evaluated.streams.push((tail, places));
+            }
+            None => evaluated.missing.push(asked.name.as_str().into()),
+        }
+    }
+    let Some(removed) = engine.shard.changes.removed_since(since) else {
+        return Ok(None);
+    };
+    let removed: HashSet<&str> = removed.iter().map(|name| &**name).collect();
+    let gone = absent.into_iter().filter(|name| removed.contains(name));
+    evaluated.missing.extend(gone.map(Box::from));
+    Ok((engine.directory.evicted_stamp() < since).then_some(evaluated))
+}
+
+fn changed_matching(
+    engine: &Engine,
+    prefix: &str,
+    pattern: &Regex,
+    since: u64,
+) -> Result<Option<Evaluated>, Undone> {
+    let matches = |name: &str| pattern.is_match(name);
+    let mut evaluated = Evaluated {
+        stamp: engine.shard.changes.begin(),
+        complete: false,
+        missing: Vec::new(),
+        streams: Vec::new(),
+    };
+    let mut gone: HashSet<Box<str>> = HashSet::new();
+    for stream in engine.changed_streams(prefix, since, &matches) {
+        match engine.settled_tail(&stream)? {
+            Some(tail) => evaluated.streams.push((tail, None)),
+            None => {
+                gone.insert(stream.path.clone());
+            }
+        }
+    }
+    let Some(removed) = engine.shard.changes.removed_since(since) else {
+        return Ok(None);
+    };
+    let removed = removed.into_iter().filter(|name| !is_reserved(name));
+    gone.extend(removed.filter(|name| matches(name)));
+    // One that was created again is there.
+    for (tail, _) in &evaluated.streams {
+        gone.remove(&tail.name);
+    }
+    evaluated.missing.extend(gone);
+    evaluated.missing.sort_unstable();
+    let streams = &mut evaluated.streams;
+    streams.sort_unstable_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+    Ok((engine.directory.evicted_stamp() < since).then_some(evaluated))
+}
+
+// --- the answer ------------------------------------------------------------------------------
+
+#[derive(Serialize)]
+struct Told<'a> {
+    cursor: String,
+    complete: bool,
+    now_ms: u64,
+    missing: &'a [Box<str>],
+    streams: Vec<ToldStream<'a>>,
+}
+
+#[derive(Serialize)]
+struct ToldStream<'a> {
+    name: &'a str,
+    incarnation: String,
+    content_type: &'a str,
+    class: &'static str,
+    closed: bool,
+    first: ToldPlace,
+    tail: ToldPlace,
+    bytes: u64,
+    time_ms: Option<u64>,
+    epochs: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at: Option<Vec<ToldFound<'a>>>,
+}
+
+#[derive(Serialize)]
+struct ToldPlace {
+    #[serde(serialize_with = "as_text")]
+    offset: Offset,
+    number: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ToldFound<'a> {
+    Place {
+        #[serde(flatten)]
+        place: ToldPlace,
+        time_ms: Option<u64>,
+        gap: Option<ToldGap>,
+    },
+    Error {
+        error: ToldError<'a>,
+    },
+}
+
+#[derive(Serialize)]
+struct ToldError<'a> {
+    code: &'static str,
+    detail: &'a str,
+}
+
+/// A gap as the pipeline paths tell it.
+#[derive(Serialize)]
+pub struct ToldGap {
+    #[serde(serialize_with = "as_text")]
+    pub from: Offset,
+    #[serde(serialize_with = "as_text")]
+    pub to: Offset,
+    pub reason: &'static str,
+    pub certain: bool,
+}
+
+impl From<Gap> for ToldGap {
+    fn from(gap: Gap) -> ToldGap {
+        ToldGap {
+            from: gap.from,
+            to: gap.to,
+            reason: gap.reason.name(),
+            certain: gap.certain,
+        }
+    }
+}
+
+fn as_text<S: serde::Serializer>(offset: &Offset, out: S) -> Result<S::Ok, S::Error> {
+    out.collect_str(offset)
+}
+
+impl From<Place> for ToldPlace {
+    fn from(place: Place) -> ToldPlace {
+        ToldPlace {
+            offset: place.offset,
+            number: place.number,
+        }
+    }
+}
+
+fn tell_found(found: &Result<Found, Refusal>) -> ToldFound<'_> {
+    match found {
+        Ok(found) => ToldFound::Place {
+            place: found.place.into(),
+            time_ms: found.time_ms,
+            gap: found.gap.map(ToldGap::from),
+        },
+        Err(refusal) => ToldFound::Error {
+            error: ToldError {
+                code: refusal.code.code(),
+                detail: refusal.sentence(),
+            },
+        },
+    }
+}
+
+pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> {
+    let streams = evaluated.streams.iter().map(|(tail, places)| ToldStream {
+        name: &tail.name,
+        incarnation: tail.incarnation.0.to_string(),
+        content_type: &tail.content_type.text,
+        class: tail.class.name(),
+        closed: tail.closed,
+        first: tail.first.into(),
+        tail: tail.tail.into(),
+        bytes: tail.bytes,
+        time_ms: tail.time_ms,
+        epochs: tail.epochs,
+        at: places
+            .as_ref()
+            .map(|places| places.iter().map(tell_found).collect()),
+    });
+    let told = Told {
+        cursor: engine.shard.changes.cursor(evaluated.stamp),
+        complete: evaluated.complete,
+        now_ms: engine.now_ms(),
+        missing: &evaluated.missing,
+        streams: streams.collect(),
+    };
+    let body = super::to_json(&told).map_err(Undone::refused)?;
+    Ok(Answer::json(200, body))
+}

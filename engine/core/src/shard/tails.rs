@@ -1,0 +1,347 @@
+//! Where streams end, and which place in them a number, a time, a byte or an offset means.
+//!
+//! For `/v1/tails`: one look at a stream's state under its lock, and searches of its index. A *place* is the offset
+//! where an append begins with the number of a record in it.
+//!
+//! Invariants
+//! - `I-TAIL-1` Only what is visible and final is told: a stream whose creation, end or class is not synced yet is
+//!   waited for.
+//! - `I-TAIL-2` A place is never behind the visible tail.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::ErrorCode;
+use crate::limits::TAILS_STREAMS_MAX;
+use crate::model::{Class, ContentType, Gate, Offset, StreamId};
+use crate::refusal::Refusal;
+use crate::shard::engine::{Engine, Undone};
+use crate::shard::read::Key;
+use crate::stream::handle::Stream;
+use crate::stream::offsets::{self, Gap, ReadStart};
+use crate::stream::snapshot;
+use crate::stream::state::{Life, StreamState};
+
+/// How long a look at one stream waits for the log.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where an append begins, and a record of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    pub offset: Offset,
+    pub number: u64,
+}
+
+/// What a stream is and where it ends, seen at one moment.
+pub struct Tail {
+    pub name: Box<str>,
+    pub incarnation: StreamId,
+    pub content_type: Arc<ContentType>,
+    pub class: Class,
+    pub closed: bool,
+    pub first: Place,
+    pub tail: Place,
+    pub bytes: u64,
+    /// Time of the newest visible record; `None` if there is none.
+    pub time_ms: Option<u64>,
+    pub epochs: u64,
+}
+
+/// Which place is wanted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    Number(u64),
+    TimeMs(u64),
+    Byte(u64),
+    Offset(Box<str>),
+}
+
+pub struct Found {
+    pub place: Place,
+    /// Time of the append at the place; `None` at the tail.
+    pub time_ms: Option<u64>,
+    /// What a read from there would report.
+    pub gap: Option<Gap>,
+}
+
+impl Engine {
+    /// A stream as it is for readers; `None` if it is not there. Waits until that is final.
+    pub fn settled_tail(&self, stream: &Arc<Stream>) -> Result<Option<Tail>, Undone> {
+        loop {
+            let state = stream.lock();
+            if state.control_sequence > self.shard.synced() {
+                let gate = Gate::synced(state.control_sequence);
+                drop(state);
+                if !self.shard.wait_for(gate, PATIENCE) {
+                    let detail = "What the stream is cannot be told: the log does not get on.";
+                    return Err(Undone::refused(Refusal::with(
+                        ErrorCode::ServerBusy,
+                        detail,
+                    )));
+                }
+                continue;
+            }
+            if state.life != Life::Live || state.expired(self.now_ms()) {
+                return Ok(None);
+            }
+            return Ok(Some(self.tail_of(stream, &state)));
+        }
+    }
+
+    fn tail_of(&self, stream: &Stream, state: &StreamState) -> Tail {
+        let begun = self.losses.tail_epoch(state) != state.last_epoch();
+        Tail {
+            name: stream.path.clone(),
+            incarnation: stream.id,
+            content_type: Arc::clone(&stream.content_type),
+            class: state.class,
+            closed: state.visible.closed,
+            first: Place {
+                offset: offsets::offset_before(state, &self.losses, 0),
+                number: 0,
+            },
+            tail: self.tail_place(state),
+            bytes: state.visible.tail,
+            time_ms: newest_time(state),
+            epochs: 1 + state.later_epochs.len() as u64 + u64::from(begun),
+        }
+    }
+
+    fn tail_place(&self, state: &StreamState) -> Place {
+        Place {
+            offset: self.visible_tail(state),
+            number: state.visible.records,
+        }
+    }
+
+    /// The stream that a path names; reserved ones are not there.
+    pub fn find_settled(&self, path: &str) -> Result<Option<(Arc<Stream>, Tail)>, Undone> {
+        let Some(stream) = self.find(path)? else {
+            return Ok(None);
+        };
+        let tail = self.settled_tail(&stream)?;
+        Ok(tail.map(|tail| (stream, tail)))
+    }
+
+    /// Every stream whose name matches, in memory or not.
+    pub fn all_tails(
+        &self,
+        prefix: &str,
+        matches: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<Tail>, Undone> {
+        let cached = self.directory.cached_below(prefix);
+        let known: HashSet<&str> = cached.iter().map(|stream| &*stream.path).collect();
+        let mut streams = Vec::new();
+        let mut count = 0;
+        self.directory
+            .catalog()
+            .scan(prefix.as_bytes(), b"", usize::MAX, &mut |path, value| {
+                let Ok(path) = std::str::from_utf8(path) else {
+                    return true;
+                };
+                if known.contains(path) || is_reserved(path) || !matches(path) {
+                    return true;
+                }
+                let decoded = snapshot::unseal(value)
+                    .and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
+                streams.extend(decoded.map(Arc::new));
+                count += 1;
+                count <= TAILS_STREAMS_MAX
+            })?;
+        let matching = cached
+            .iter()
+            .filter(|stream| !stream.is_reserved() && matches(&stream.path));
+        let mut tails = Vec::new();
+        for stream in matching.chain(&streams) {
+            tails.extend(self.settled_tail(stream)?);
+            if tails.len() > TAILS_STREAMS_MAX {
+                return Err(Undone::refused(Refusal::with(
+                    ErrorCode::TooManyStreams,
+                    format!("More than {TAILS_STREAMS_MAX} streams match the pattern."),
+                )));
+            }
+        }
+        Ok(tails)
+    }
+
+    /// Streams in memory that match and have changed at a stamp or later, gone ones included.
+    pub fn changed_streams(
+        &self,
+        prefix: &str,
+        since: u64,
+        matches: &dyn Fn(&str) -> bool,
+    ) -> Vec<Arc<Stream>> {
+        let mut streams = self.directory.cached_below(prefix);
+        streams.retain(|stream| {
+            stream.lock().changed >= since && !stream.is_reserved() && matches(&stream.path)
+        });
+        streams
+    }
+
+    /// Where something is in a stream.
+    pub fn find_place(&self, stream: &Arc<Stream>, wanted: &Wanted) -> Result<Found, Refusal> {
+        self.past_damage(|| match wanted {
+            Wanted::Offset(text) => self.place_of_offset(stream, text),
+            Wanted::Number(number) => {
+                let position = self.append_of_record(stream, *number);
+                self.place_at(stream, self.known(position)?, Some(*number))
+            }
+            Wanted::TimeMs(time_ms) => {
+                let position = self.position_at_time(stream, *time_ms);
+                self.place_at(stream, self.known(position)?, None)
+            }
+            Wanted::Byte(byte) => {
+                let position = self.boundary_at_or_after(stream, *byte);
+                self.place_at(stream, self.known(position)?, None)
+            }
+        })
+    }
+
+    fn known<T>(&self, found: io::Result<T>) -> Result<T, Refusal> {
+        found.map_err(|error| self.read_failed(error))
+    }
+
+    /// Where the append begins that holds a record; the visible tail if there is none yet.
+    fn append_of_record(&self, stream: &Arc<Stream>, number: u64) -> io::Result<u64> {
+        let visible = stream.lock().visible;
+        if number >= visible.records {
+            return Ok(visible.tail);
+        }
+        let owner = self.owner_of_record(stream, number)?;
+        let entry = self
+            .own_entry(&owner, Key::Records(number + 1))?
+            .ok_or_else(|| io::Error::other("no index entry for a visible record"))?;
+        self.boundary_at_or_before(&owner, entry.end - 1)
+    }
+
+    /// First append boundary at or behind a byte position, at most the visible tail.
+    fn boundary_at_or_after(&self, stream: &Arc<Stream>, byte: u64) -> io::Result<u64> {
+        let tail = stream.lock().visible.tail;
+        if byte == 0 || byte >= tail {
+            return Ok(byte.min(tail));
+        }
+        let (owner, limit) = self.owner_of(stream, byte - 1)?;
+        let entry = self.own_entry(&owner, Key::End(byte))?;
+        Ok(entry.map_or(tail, |entry| entry.end.min(limit).min(tail)))
+    }
+
+    /// The place at an append boundary, or at a record of the append that begins there.
+    fn place_at(
+        &self,
+        stream: &Arc<Stream>,
+        position: u64,
+        number: Option<u64>,
+    ) -> Result<Found, Refusal> {
+        let start = ReadStart {
+            position,
+            gap: None,
+        };
+        let read = self.known(self.skip_damage(stream, start, None))?;
+        if read.gap.is_some() {
+            return self.found(stream, read, None, None);
+        }
+        let offset = {
+            let state = stream.lock();
+            if position >= state.visible.tail {
+                return Ok(Found {
+                    place: self.tail_place(&state),
+                    time_ms: None,
+                    gap: None,
+                });
+            }
+            offsets::offset_before(&state, &self.losses, position)
+        };
+        self.found(stream, read, Some(offset), number)
+    }
+
+    fn place_of_offset(&self, stream: &Arc<Stream>, text: &str) -> Result<Found, Refusal> {
+        let tail = stream.lock().visible.tail;
+        let asked = match text {
+            "-1" => Offset::START,
+            "now" => return self.place_at(stream, tail, None),
+            text => Offset::parse(text.as_bytes()).ok_or(ErrorCode::OffsetInvalid)?,
+        };
+        if asked == Offset::START {
+            return self.place_at(stream, 0, None);
+        }
+        let start = self.resolve_boundary(stream, asked)?;
+        self.found(stream, start, Some(asked), None)
+    }
+
+    /// Where a read from an offset begins, past damage; an offset that no append begins or ends at is refused.
+    pub fn resolve_boundary(
+        &self,
+        stream: &Arc<Stream>,
+        asked: Offset,
+    ) -> Result<ReadStart, Refusal> {
+        let (start, tail) = {
+            let state = stream.lock();
+            let start = offsets::resolve(&state, &self.losses, asked)?;
+            (start, state.visible.tail)
+        };
+        let named = (asked != Offset::START).then_some(asked);
+        let start = self.known(self.skip_damage(stream, start, named))?;
+        let checked = start.gap.is_some() || start.position == tail;
+        if !checked && !self.known(self.is_boundary(stream, start.position))? {
+            self.known(self.doubt(stream, start.position))?;
+            return Err(Refusal::with(
+                ErrorCode::OffsetInvalid,
+                "No append of this stream ends at this offset.",
+            ));
+        }
+        Ok(start)
+    }
+
+    /// Number and time of the append where a read begins. `offset` is its name unless a gap gives it another.
+    fn found(
+        &self,
+        stream: &Arc<Stream>,
+        start: ReadStart,
+        offset: Option<Offset>,
+        number: Option<u64>,
+    ) -> Result<Found, Refusal> {
+        let position = start.position;
+        let behind = start.gap.map(|gap| gap.to).or(offset);
+        let offset = behind
+            .unwrap_or_else(|| offsets::offset_before(&stream.lock(), &self.losses, position));
+        let number = match number {
+            Some(number) => number,
+            None => self.known(self.records_at(stream, position))?,
+        };
+        let time_ms = if position < stream.lock().visible.tail {
+            let (owner, _) = self.known(self.owner_of(stream, position))?;
+            let entry = self.known(self.own_entry(&owner, Key::End(position + 1)))?;
+            entry.map(|entry| entry.time_ms)
+        } else {
+            None
+        };
+        Ok(Found {
+            place: Place { offset, number },
+            time_ms,
+            gap: start.gap,
+        })
+    }
+}
+
+/// Streams below `__ds/` belong to the control plane.
+pub fn is_reserved(path: &str) -> bool {
+    path == "__ds" || path.starts_with("__ds/")
+}
+
+/// Time of the newest visible record, as far as memory tells.
+fn newest_time(state: &StreamState) -> Option<u64> {
+    let visible = state.visible;
+    if visible.records == 0 {
+        return None;
+    }
+    let newest = |index: &[crate::model::IndexEntry]| {
+        let count = index.partition_point(|entry| entry.end <= visible.tail);
+        index[..count].last().map(|entry| entry.time_ms)
+    };
+    let flushing = || newest(&state.flushing.as_ref()?.index);
+    newest(&state.hot.index)
+        .or_else(flushing)
+        .or(Some(state.last_time_ms))
+}

@@ -1,0 +1,93 @@
+"""How driver and executors reach the server: address, patience and where the token is.
+
+Where it sits: made once from the options on the driver, travels in readers, writers and partitions;
+`connect` is called where the work is done.
+
+Invariants:
+- I-ACC-1  It holds the name of a token's variable or file, never the token.
+- I-ACC-2  MILLSTREAM_URL counts on the driver only, so that all executors use the same server.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from millstream.client._sync import Client, default_url
+from millstream.client._wire import parse_url
+from millstream.errors import InvalidArgument, OptionInvalid
+
+if TYPE_CHECKING:
+    from millstream.spark.options import Options
+
+TOKEN_BYTES_MAX: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    url: str
+    token_env: str
+    token_file: str
+    patience_ms: int
+
+    def connect(self) -> Client:
+        """A client with the token as it is now on this machine."""
+        token = self.token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return Client(self.url, headers=headers)
+
+    @property
+    def patience_seconds(self) -> float:
+        return self.patience_ms / 1000
+
+    def token(self) -> str:
+        if self.token_env:
+            value = os.environ.get(self.token_env, "").strip()
+            if not value:
+                raise OptionInvalid(
+                    f"the environment variable `{self.token_env}` (option `tokenEnv`) is not set here",
+                    hint="set it for the driver, and for executors with "
+                    f"`spark.executorEnv.{self.token_env}`; or use `tokenFile`",
+                )
+            return _checked(value, f"the environment variable `{self.token_env}`")
+        if self.token_file:
+            try:
+                data = Path(self.token_file).read_bytes()[: TOKEN_BYTES_MAX + 1]
+            except OSError as error:
+                raise OptionInvalid(
+                    f"the file `{self.token_file}` (option `tokenFile`) cannot be read here: "
+                    f"{error.strerror}",
+                    hint="it must be there on the driver and on every executor",
+                ) from None
+            return _checked(data.decode("utf-8", "replace").strip(), f"`{self.token_file}`")
+        return ""
+
+
+def _checked(value: str, where: str) -> str:
+    """A token that a header can carry; the text of a refusal never shows it."""
+    if not value or len(value) > TOKEN_BYTES_MAX or not value.isascii() or not value.isprintable():
+        raise OptionInvalid(
+            f"{where} does not hold a token",
+            hint=f"one line of at most {TOKEN_BYTES_MAX} printable characters",
+        )
+    return value
+
+
+def access(options: Options) -> Access:
+    url = options.text("url") or default_url()
+    try:
+        parse_url(url)
+    except InvalidArgument as error:
+        raise OptionInvalid(
+            f"option `url`: {error.message}", hint="write it like http://127.0.0.1:4437"
+        ) from None
+    if options.given("tokenEnv") and options.given("tokenFile"):
+        raise OptionInvalid("both `tokenEnv` and `tokenFile` are given", hint="give one of them")
+    return Access(
+        url=url,
+        token_env=options.text("tokenEnv"),
+        token_file=options.text("tokenFile"),
+        patience_ms=options.required_number("readTimeout"),
+    )

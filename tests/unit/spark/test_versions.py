@@ -1,0 +1,57 @@
+"""The bounds of pyspark, pyarrow and protobuf, and the one error outside of them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import SetupError
+from millstream.spark import versions
+
+PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
+
+
+def dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def test_the_extra_has_the_same_bounds() -> None:
+    extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    assert sorted(extras["spark"]) == sorted(
+        [
+            f"pyspark>={dotted(versions.PYSPARK_AT_LEAST)},<{dotted(versions.PYSPARK_BELOW)}",
+            f"pyarrow>={dotted(versions.PYARROW_AT_LEAST)}",
+            f"protobuf>={dotted(versions.PROTOBUF_AT_LEAST)}",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("4.1.9", False), ("4.2.0", True), ("4.3.0.dev1", True), ("4.10", True), ("5.0.0", False)],
+)
+def test_pyspark_versions(version: str, fits: bool) -> None:
+    assert versions.pyspark_fits(version) is fits
+
+
+@pytest.mark.parametrize(
+    ("present", "said"),
+    [
+        ({}, "pyspark is not installed"),
+        ({"pyspark": "3.5.4", "pyarrow": "18.0"}, "pyspark 3.5.4 does not fit"),
+        ({"pyspark": "4.3.0"}, "pyarrow is not installed"),
+        ({"pyspark": "4.3.0", "pyarrow": "15.0.2"}, "pyarrow 15.0.2 does not fit"),
+    ],
+)
+def test_what_is_said(present: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed", present.get)
+    with pytest.raises(SetupError, match=said) as raised:
+        versions.require_spark()
+    assert raised.value.hint == "pip install 'millstream[spark]'"
+
+
+def test_what_is_here_fits() -> None:
+    versions.require_spark()
+    assert versions.installed("no-such-package") is None
