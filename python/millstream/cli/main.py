@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import append, backup, doctor, pipeline, read, serve, stream, tail, verify
+from millstream.cli import append, backup, demo, doctor, pipeline, read, serve, stream, tail, verify
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -108,6 +108,7 @@ for command in (
     verify.verify,
     pipeline.pipeline,
     doctor.doctor,
+    demo.demo,
     completion,
 ):
     cli.add_command(command)

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -144,6 +145,26 @@ def _step(report: Any) -> Step:
     rows = written if isinstance(written, int) and written >= 0 else report["numInputRows"]
     milliseconds = (report["durationMs"] or {}).get("triggerExecution", 0)
     return Step(report["batchId"], int(rows or 0), milliseconds / 1000, report)
+
+
+def records_behind(report: Any) -> int | None:
+    """How many records were behind the end of this batch, of all streams; `None` if Spark does not say."""
+    behind = 0
+    for source in report["sources"]:
+        end, latest = _numbers(source["endOffset"]), _numbers(source["latestOffset"])
+        if end is None or latest is None:
+            return None
+        behind += sum(max(0, number - end.get(name, 0)) for name, number in latest.items())
+    return behind
+
+
+def _numbers(offset: Any) -> dict[str, int] | None:
+    """Record numbers by stream; an offset is a document, or its text (Connect)."""
+    try:
+        document = json.loads(offset) if isinstance(offset, str) else offset
+        return {name: int(place["n"]) for name, place in document["streams"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # not a source of streams
 
 
 @contextmanager
