@@ -27,6 +27,7 @@
         ├── StreamGone            the stream was deleted, or the offset is no longer kept
         ├── Conflict              the request contradicts the state of the stream
         │   ├── StreamClosed      the stream takes no more records
+        │   ├── StreamRecreated   the stream was deleted and created anew
         │   ├── StreamConflict    the stream exists with another configuration
         │   ├── ContentTypeMismatch
         │   ├── SequenceConflict  `seq` is not greater than the last one
@@ -262,6 +263,12 @@ class StreamClosed(Conflict):
     code = "stream_closed"
 
 
+class StreamRecreated(Conflict):
+    """The stream was deleted and created anew: offsets of the old one mean nothing in it."""
+
+    code = "stream_recreated"
+
+
 class StreamConflict(Conflict):
     """The stream exists with another configuration."""
 
@@ -372,6 +379,9 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "sequence_conflict": SequenceConflict,
     "stream_not_found": StreamNotFound,
     "stream_gone": StreamGone,
+    "stream_recreated": StreamRecreated,
+    "too_many_streams": BadRequest,
+    "pattern_invalid": BadRequest,
     "stream_closed": StreamClosed,
     "stream_conflict": StreamConflict,
     "fork_source_missing": StreamNotFound,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark import Driver, session_processes
 
 from millstream.client._sync import Client
 from spark.faults import jobs
@@ -24,6 +23,7 @@ from spark.faults.processes import executor_of
 from spark.faults.round import BATCHES, COMMIT, STAGE, Round
 from support.fault_proxy import Call, FaultProxy, drop
 from support.server import Server
+from support.spark import Driver, session_processes
 
 ROUNDS_FULL = 10
 

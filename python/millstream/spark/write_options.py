@@ -11,23 +11,17 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from millstream.errors import InvalidArgument
-from millstream.types import Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from millstream.client._sync import Client
+    from millstream.spark.options import Options
 
 DEFAULT_CONTENT_TYPE: Final = "application/json"
 """Only a JSON stream shows to every reader where one record ends and the next begins."""
-STAGE_BYTES: Final = 8 * 1024 * 1024
-STAGE_BYTES_RANGE: Final = (64 * 1024, 256 * 1024 * 1024)
-DIRECT_RECORDS: Final = 5000
 BATCH_BITS: Final = 40
-GENERATION_MAX: Final = 2**13 - 1
 """Generation and batch id share a producer epoch, which is below 2^53."""
 PRODUCER_ID_BYTES_MAX: Final = 128
 
@@ -65,23 +59,20 @@ class WriteOptions:
         return self.producer_generation << BATCH_BITS | batch_id
 
 
-def parse(options: Mapping[str, str]) -> WriteOptions:
-    """`options` has its keys in lower case, as Spark hands them over."""
-    given = {name.lower(): value for name, value in options.items()}
+def parse(options: Options) -> WriteOptions:
+    """What the checked options mean together."""
     parsed = WriteOptions(
-        stream=given.get("stream") or None,
-        create_streams=_boolean(given, "createStreams"),
-        content_type=given.get("contenttype") or None,
-        durability=_word(given, "durability", get_args(Durability)),
-        mode="direct"
-        if _word(given, "exactlyOnce", ("staged", "direct")) == "direct"
-        else "staged",
-        producer_id=_producer_id(given),
-        producer_generation=_integer(given, "producerGeneration", 0, GENERATION_MAX) or 0,
-        batch_id=_integer(given, "batchId", 0, (1 << BATCH_BITS) - 1),
-        stage_bytes=_integer(given, "stageBytes", *STAGE_BYTES_RANGE) or STAGE_BYTES,
-        direct_partitions=_integer(given, "directPartitions", 1, 1_000_000),
-        direct_records=_integer(given, "directRecords", 1, 1_000_000) or DIRECT_RECORDS,
+        stream=options.text("stream") or None,
+        create_streams=options.flag("createStreams"),
+        content_type=options.text("contentType") or None,
+        durability=options.text("durability") if options.given("durability") else None,
+        mode="direct" if options.text("exactlyOnce") == "direct" else "staged",
+        producer_id=_producer_id(options.text("producerId")),
+        producer_generation=options.required_number("producerGeneration"),
+        batch_id=options.number("batchId"),
+        stage_bytes=options.required_number("stageBytes"),
+        direct_partitions=options.number("directPartitions"),
+        direct_records=options.required_number("directRecords"),
     )
     _check(parsed)
     return parsed
@@ -100,37 +91,10 @@ def _check(options: WriteOptions) -> None:
         )
 
 
-def _boolean(given: Mapping[str, str], name: str) -> bool:
-    return _word(given, name, ("true", "false")) == "true"
-
-
-def _word(given: Mapping[str, str], name: str, words: tuple[str, ...]) -> str | None:
-    value = given.get(name.lower())
-    if value is None:
+def _producer_id(value: str) -> str | None:
+    if not value:
         return None
-    if value.strip().lower() not in words:
-        listed = ", ".join(words)
-        raise InvalidArgument(f"option `{name}` is `{value}`", hint=f"it is one of {listed}")
-    return value.strip().lower()
-
-
-def _integer(given: Mapping[str, str], name: str, low: int, high: int) -> int | None:
-    value = given.get(name.lower())
-    if value is None:
-        return None
-    text = value.strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= 18 and low <= int(text) <= high):
-        raise InvalidArgument(
-            f"option `{name}` is `{value}`", hint=f"it is a whole number from {low} to {high}"
-        )
-    return int(text)
-
-
-def _producer_id(given: Mapping[str, str]) -> str | None:
-    value = given.get("producerid")
-    if value is None:
-        return None
-    if not value.strip() or not value.isprintable() or len(value.encode()) > PRODUCER_ID_BYTES_MAX:
+    if not value.isprintable() or len(value.encode()) > PRODUCER_ID_BYTES_MAX:
         raise InvalidArgument(
             f"option `producerId` is {value!r}",
             hint=f"it is 1 to {PRODUCER_ID_BYTES_MAX} bytes of printable text, the same in every run",

@@ -35,10 +35,11 @@ from millstream.spark.staging import STREAM, VALUE, Rows, Stager, discard, rewor
 from millstream.spark.write_options import WriteOptions, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
+    from millstream.spark.options import Options
     from millstream.spark.write_options import Access
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
@@ -220,7 +221,7 @@ class StreamWriter(_Write, DataSourceStreamArrowWriter):
 
 
 def batch_writer(
-    options: Mapping[str, str], access: Access, schema: StructType, *, overwrite: bool
+    options: Options, access: Access, schema: StructType, *, overwrite: bool
 ) -> BatchWriter:
     parsed = parse(options)
     if overwrite:
@@ -239,7 +240,7 @@ def batch_writer(
 
 
 def stream_writer(
-    options: Mapping[str, str], access: Access, schema: StructType, *, overwrite: bool
+    options: Options, access: Access, schema: StructType, *, overwrite: bool
 ) -> StreamWriter:
     parsed = parse(options)
     if overwrite:
