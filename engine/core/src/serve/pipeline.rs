@@ -20,10 +20,13 @@ use crate::serve::pipeline::tails::Question;
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
+mod arrow;
 pub mod hand;
 pub mod pool;
+mod read;
 mod tails;
 mod waits;
+mod walk;
 
 /// A request on its way to a worker.
 pub struct Job {
@@ -99,11 +102,8 @@ pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Resu
             let question = Question::parse(engine, &request.body).map_err(Undone::refused)?;
             tails::render(engine, &tails::evaluate(engine, &question)?)
         }
-        PipelineCall::Read
-        | PipelineCall::Stage(_)
-        | PipelineCall::DropStage(_)
-        | PipelineCall::Commit => {
-            let _ = (engine, request);
+        PipelineCall::Read => read::run(engine, &request.body),
+        PipelineCall::Stage(_) | PipelineCall::DropStage(_) | PipelineCall::Commit => {
             Err(Undone::refused(Refusal::new(ErrorCode::NotFound)))
         }
     }

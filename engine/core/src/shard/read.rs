@@ -182,7 +182,7 @@ impl Engine {
 
     /// Reads what `owner` has. A checkpoint may move bytes between a look at the extents and the read: then a
     /// second look finds them. What fails is looked into.
-    fn sound<T>(
+    pub(super) fn sound<T>(
         &self,
         owner: &Arc<Stream>,
         mut look: impl FnMut() -> io::Result<T>,
