@@ -20,6 +20,7 @@ import click
 
 from millstream.cli.context import EXIT_OK, App, client_options, complete_stream, duration_seconds
 from millstream.cli.pipeline_progress import Display
+from millstream.cli.processes import none_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +156,7 @@ def _job_options(command: Any) -> Any:
 )
 @client_options
 @click.pass_obj
-def run(app: App, job: str, **given: Any) -> int:
+def run(app: App, /, job: str, **given: Any) -> int:
     """Run a job: `millstream pipeline list` shows which there are."""
     from millstream.spark import jobs
     from millstream.spark.jobs import driver
@@ -167,7 +168,7 @@ def run(app: App, job: str, **given: Any) -> int:
     checkpoint = given["checkpoint"] or driver.default_checkpoint(request)
     if checkpoint is None:
         raise click.UsageError("--to stream:NAME needs --checkpoint DIR")
-    with _hold(checkpoint, given["remote"]), _terminable():
+    with _hold(checkpoint, given["remote"]), _terminable(), none_left():
         return _run(app, found, request, given, checkpoint, every_seconds)
 
 

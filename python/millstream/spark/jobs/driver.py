@@ -12,7 +12,9 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_SECONDS: Final = 0.2
+JVM_END_SECONDS: Final = 10.0
 _REMOTE: Final = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:")
 _CLEAR: Final = re.compile(
     r"Error: ([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?$", re.MULTILINE
@@ -144,6 +147,26 @@ def _step(report: Any) -> Step:
     return Step(report["batchId"], int(rows or 0), milliseconds / 1000, report)
 
 
+def records_behind(report: Any) -> int | None:
+    """How many records were behind the end of this batch, of all streams; `None` if Spark does not say."""
+    behind = 0
+    for source in report["sources"]:
+        end, latest = _numbers(source["endOffset"]), _numbers(source["latestOffset"])
+        if end is None or latest is None:
+            return None
+        behind += sum(max(0, number - end.get(name, 0)) for name, number in latest.items())
+    return behind
+
+
+def _numbers(offset: Any) -> dict[str, int] | None:
+    """Record numbers by stream; an offset is a document, or its text (Connect)."""
+    try:
+        document = json.loads(offset) if isinstance(offset, str) else offset
+        return {name: int(place["n"]) for name, place in document["streams"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # not a source of streams
+
+
 @contextmanager
 def running(query: Any) -> Iterator[None]:
     """End the query however the block ends; a batch that is cut off is run again next time."""
@@ -152,6 +175,29 @@ def running(query: Any) -> Iterator[None]:
     finally:
         if query.isActive:
             query.stop()
+
+
+@contextmanager
+def closing(session: SparkSession) -> Iterator[None]:
+    """End the session and, if this process started one, its JVM; returns when the JVM is gone."""
+    try:
+        yield
+    finally:
+        session.stop()
+        from pyspark import SparkContext
+
+        gateway: Any = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+            SparkContext._gateway = None
+            SparkContext._jvm = None
+            process = gateway.proc
+            process.stdin.close()  # the JVM lives as long as its input
+            try:
+                process.wait(JVM_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(JVM_END_SECONDS)
 
 
 def plain_error(error: BaseException) -> PipelineError | None:
