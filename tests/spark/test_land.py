@@ -167,10 +167,12 @@ def test_a_schema_that_cannot_be_partitioned_is_refused_at_the_start(
     spark: Any, source: str, tmp_path: Path
 ) -> None:
     records = land_faults.file_source(spark, source, 1).select("offset", "value")
-    asked = land_faults.request(str(tmp_path / "lake"), "parquet")
     checkpoint = str(tmp_path / "checkpoint")
-    query = driver.start(find("land"), asked, spark, checkpoint=checkpoint, source=records)
-    with pytest.raises(PipelineError, match="partitioning by date needs a column `timestamp`") as e:
+    asked = land_faults.request(str(tmp_path / "lake"), "parquet", checkpoint=checkpoint)
+    query = driver.start(find("land"), asked, spark, source=records)
+    with pytest.raises(
+        InvalidArgument, match="partitioning by date needs a column `timestamp`"
+    ) as e:
         driver.watch(query, lambda _: None)
     assert (e.value.code, bool(e.value.hint)) == ("invalid_argument", True)
     assert not (tmp_path / "lake").exists()
@@ -181,4 +183,7 @@ def test_a_lake_keeps_its_kind(spark: Any, source: str, tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "checkpoint")
     land(spark, root=str(root), checkpoint=checkpoint, source=source, table="delta", tasks=1)
     with pytest.raises(InvalidArgument, match="kind `delta`, not `parquet`"):
-        driver.check(find("land"), land_faults.request(str(root), "parquet"))
+        driver.check(find("land"), land_faults.request(str(root), "parquet", "date", checkpoint))
+    with pytest.raises(InvalidArgument, match="land the same records a second time"):
+        driver.check(find("land"), land_faults.request(str(root), "delta"))
+    driver.check(find("land"), land_faults.request(str(root), "delta", "date", checkpoint))

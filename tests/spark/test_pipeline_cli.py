@@ -89,7 +89,7 @@ def test_what_cannot_work_is_refused_before_spark_starts(
         (("land", "--from", "s", "--to", "stream:x"), 2, "use job `copy`"),
         (("copy", "--from", "s", "--to", "lake"), 2, "use job `land`"),
         (("copy", "--from", "a/*", "--to", "stream:a/b"), 2, "copied to itself"),
-        (("copy", "--from", "a", "--to", "stream:b"), 2, "--checkpoint"),
+        (("copy", "--from", "a", "--to", "stream:b"), 2, "needs a checkpoint"),
         (("nope", "--from", "s", "--to", "lake"), 2, "no job `nope`"),
         (("land", "--from", "s", "--to", "s3://bucket/lake"), 2, "s3://"),
         (("land", "--from", "s", "--to", "lake", "--create", "yes"), 2, "no option `create`"),

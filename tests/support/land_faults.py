@@ -78,9 +78,12 @@ def file_source(spark: Any, folder: str, tasks: int) -> Any:
     return stream.option("maxFilesPerTrigger", 1).parquet(folder).repartition(tasks)
 
 
-def request(root: str, table: str, partition_by: str = "date") -> Request:
+def request(
+    root: str, table: str, partition_by: str = "date", checkpoint: str | None = None
+) -> Request:
     options = {"table": table, "partition-by": partition_by}
-    return Request("http://127.0.0.1:1", ("s",), Target.parse(root), options)
+    target = Target.parse(root)
+    return Request("http://127.0.0.1:1", ("s",), target, options, checkpoint=checkpoint)
 
 
 def land(
@@ -95,12 +98,12 @@ def land(
 ) -> dict[str, int]:
     """Run `land` to the end of what is there; with `POINT` in the environment it dies on the way."""
     job: Any = find("land")
-    asked = request(root, table, partition_by)
+    asked = request(root, table, partition_by, checkpoint)
     driver.check(job, asked)
     records = file_source(spark, source, tasks)
     if POINT in os.environ:
         job = _Dying()
-    query = driver.start(job, asked, spark, checkpoint=checkpoint, source=records)
+    query = driver.start(job, asked, spark, source=records)
     summary = driver.watch(query, lambda _: None)
     return {"batches": summary.batches, "rows": summary.rows}
 

@@ -172,7 +172,6 @@ def _land(
 
     job, request = jobs.find("land"), _request(url, directory)
     driver.check(job, request)
-    checkpoint = str(driver.default_checkpoint(request))
     steps: list[tuple[float, Step, int | None]] = []
 
     def note(step: Step) -> None:
@@ -182,8 +181,8 @@ def _land(
             lag = "" if behind is None else f", {behind:,} behind the tail"
             shown.step(f"  batch {step.batch}: {step.rows:,} records in {step.seconds:.1f} s{lag}")
 
-    with driver.hold(checkpoint):
-        query = driver.start(job, request, session, checkpoint=checkpoint)
+    with driver.hold(request):
+        query = driver.start(job, request, session)
         with driver.running(query):
             driver.watch(query, note)
     return steps

@@ -63,6 +63,7 @@ def request_of(given: argparse.Namespace) -> Request:
         options=options,
         source_options=pairs,
         rows_per_batch=given.max_rows,
+        checkpoint=given.checkpoint,
     )
 
 
@@ -80,15 +81,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
     job, request = find(given.job), request_of(given)
     pause = None if given.once else every_seconds(given.every)
     driver.check(job, request)
-    checkpoint = given.checkpoint or driver.default_checkpoint(request)
-    if checkpoint is None:
-        raise InvalidArgument("a stream as target needs a checkpoint", hint="add --checkpoint DIR")
     from pyspark.sql import SparkSession
 
-    with driver.hold(checkpoint):
+    with driver.hold(request):
         session = SparkSession.builder.appName(f"millstream {job.name}").getOrCreate()
         with driver.closing(session):
-            query = driver.start(job, request, session, checkpoint=checkpoint, every_seconds=pause)
+            query = driver.start(job, request, session, every_seconds=pause)
             with driver.running(query):
                 summary = driver.watch(query, _tell)
     print(f"done: {summary.rows} rows in {summary.batches} batches", file=sys.stderr)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import PipelineError
+from millstream import errors
 from millstream.spark.jobs.job import Job, Request, check_options, read_streams
 from millstream.spark.jobs.lake_layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
@@ -40,6 +40,18 @@ _CLEAR: Final = re.compile(
 )
 """How an error of the connector or of the lake ends its Python traceback."""
 _LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+
+_KINDS: Final[dict[str, type[errors.MillstreamError]]] = {
+    kind.code: kind
+    for kind in (
+        errors.CheckpointBusy,
+        errors.ConnectionFailed,
+        errors.InvalidArgument,
+        errors.RequestTimeout,
+        errors.SetupError,
+    )
+}
+"""Codes of errors that no server sends; the others are in `errors.CODES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +77,38 @@ class Summary:
 def check(job: Job, request: Request) -> None:
     """Everything that can be refused before a JVM is started."""
     check_options(job, request)
-    job.check(request)
+    job.check(request, query_id(checkpoint_of(request)))
 
 
-def default_checkpoint(request: Request) -> str | None:
+def checkpoint_of(request: Request) -> str:
     """A lake keeps its own checkpoint, unless the caller names one; a stream cannot."""
+    if request.checkpoint:
+        return request.checkpoint
     if request.target.path is None:
-        return None
+        raise errors.InvalidArgument(
+            "a stream as target needs a checkpoint", hint="add --checkpoint DIR"
+        )
     return str(local_root(request.target.path) / HIDDEN / "checkpoint")
 
 
-def hold(checkpoint: str) -> AbstractContextManager[None]:
+def query_id(checkpoint: str) -> str | None:
+    """The query that a checkpoint of this machine belongs to; `None` if it is new."""
+    if _REMOTE.match(checkpoint):
+        return None
+    try:
+        document = json.loads((Path(checkpoint.removeprefix("file://")) / "metadata").read_bytes())
+        return str(document["id"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise errors.PipelineError(
+            f"`{checkpoint}` is not a checkpoint: {error}", hint="name another --checkpoint"
+        ) from error
+
+
+def hold(request: Request) -> AbstractContextManager[None]:
     """Lock a checkpoint of this machine; one on another file system is left to Spark's own check."""
+    checkpoint = checkpoint_of(request)
     if _REMOTE.match(checkpoint):
         return nullcontext()
     return locked(Path(checkpoint.removeprefix("file://")))
@@ -87,14 +119,15 @@ def start(
     request: Request,
     session: SparkSession,
     *,
-    checkpoint: str,
     every_seconds: float | None = None,
     source: DataFrame | None = None,
 ) -> Any:
     """Start the query of a job; `source` replaces the streams, for records from elsewhere."""
     records = read_streams(session, request) if source is None else source
     writer = job.write(records, request)
-    writer = writer.option("checkpointLocation", checkpoint).queryName(f"millstream-{job.name}")
+    writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(
+        f"millstream-{job.name}"
+    )
     if every_seconds is None:
         writer = writer.trigger(availableNow=True)
     else:
@@ -200,14 +233,16 @@ def closing(session: SparkSession) -> Iterator[None]:
                 process.wait(JVM_END_SECONDS)
 
 
-def plain_error(error: BaseException) -> PipelineError | None:
+def plain_error(error: BaseException) -> errors.MillstreamError | None:
     """The error that stopped a query, as one sentence; `None` if it is not Spark's."""
     if not type(error).__module__.startswith(("pyspark.", "py4j.")):
         return None
     text = str(error)
     clear = _CLEAR.search(text)
     if clear is not None:
-        return PipelineError(clear[2], code=clear[1], hint=clear[3])
+        code, message, hint = clear.groups()
+        kind = _KINDS.get(code) or errors.CODES.get(code, errors.PipelineError)
+        return kind(message, code=code, hint=hint)
     lines = _LAST_LINE.findall(text)
     message = f"{lines[-1][0]}: {lines[-1][1]}" if lines else (text.splitlines() or [""])[0]
-    return PipelineError(f"the query failed: {message}", code="query_failed")
+    return errors.PipelineError(f"the query failed: {message}", code="query_failed")
