@@ -136,12 +136,19 @@ def test_names_that_documents_use_exist() -> None:
     """Settings and metrics in prose are real ones."""
     metrics = set(re.findall(r'"(millstream_[a-z_]+)"', (ENGINE / "metrics.rs").read_text()))
     keys = {row.name for row in settings.TABLE}
+    fields = {"lease_ttl_ms"} | _json_fields(DOCS / "reference" / "pipeline-http.md")
     for document in DOCS.rglob("*.md"):
         text = document.read_text()
         for name in re.findall(r"\bmillstream_[a-z_]+\b", text):
             assert name in metrics, f"{document.name}: {name}"
         for name in re.findall(r"`([a-z_]+_(?:ms|bytes|max))`", text):
-            assert name in keys | metrics | {"lease_ttl_ms"}, f"{document.name}: {name}"
+            assert name in keys | metrics | fields, f"{document.name}: {name}"
+
+
+def _json_fields(document: Path) -> set[str]:
+    """Names of fields in the JSON examples of a page."""
+    blocks = re.findall(r"```json\n(.*?)```", document.read_text(), flags=re.DOTALL)
+    return {name for block in blocks for name in re.findall(r'"([a-z_]+)":', block)}
 
 
 def test_tests_and_sources_that_documents_name_exist() -> None:

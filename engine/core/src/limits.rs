@@ -92,6 +92,11 @@ pub const REMOVED_STREAMS_MAX: usize = 4096;
 /// Longest pattern of stream names, and how large a program it may become.
 pub const PATTERN_MAX_BYTES: usize = 4096;
 pub const PATTERN_PROGRAM_MAX_BYTES: usize = 1 << 20;
+/// One window of `/v1/read`: its bytes, its ranges, and gaps that fit into a header.
+pub const READ_MAX_BYTES: u64 = 64 * 1024 * 1024;
+pub const READ_MAX_BYTES_DEFAULT: u64 = 8 * 1024 * 1024;
+pub const READ_RANGES_MAX: usize = 20_000;
+pub const READ_GAPS_MAX: usize = 200;
 /// Dirty stream paths kept for the control plane before it is told to rescan.
 pub const DIRTY_PATHS_MAX: usize = 65_536;
 /// Entries of one listing page.

@@ -104,7 +104,7 @@ TABLE: Final[tuple[Option, ...]] = (
     Option("producerId", Kind.TEXT, "the query's id", "identity under which repetitions are recognised", WRITE, change="new"),
     Option("producerGeneration", Kind.INTEGER, "0", "raise it to write again with a fixed `producerId` after a checkpoint was deleted", WRITE, maximum=2**13 - 1),
     Option("batchId", Kind.INTEGER, "", "in `foreachBatch`: the batch id, so that a repeated batch is recognised; with `producerId`", WRITE, maximum=2**40 - 1),
-    Option("stageBytes", Kind.SIZE, "8MiB", "a task uploads rows in requests of about this size", WRITE, minimum=64 * 1024, maximum=256 * 1024 * 1024),
+    Option("stageBytes", Kind.SIZE, "8MiB", "a task uploads rows in requests of about this size", WRITE, minimum=64 * 1024, maximum=32 * 1024 * 1024),
     Option("directPartitions", Kind.INTEGER, "", "with `direct`: the fixed number of partitions of every batch", WRITE, change="new", minimum=1, maximum=1_000_000),
     Option("directRecords", Kind.INTEGER, "5000", "with `direct`: records per request", WRITE, change="new", minimum=1, maximum=1_000_000),
 )  # fmt: skip

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+pub use self::block::check_one;
 pub use self::check::{Checker, Fault, Progress, Trouble, is_damage};
 use self::files::{FileKey, OpenFiles};
 pub use self::spill::SpillPiece;
@@ -31,6 +32,7 @@ use crate::io::{Disk, DiskFile, read_exact_at};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
 
 mod adopted;
+mod block;
 mod check;
 mod files;
 mod rewrite;

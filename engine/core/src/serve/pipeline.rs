@@ -20,13 +20,16 @@ use crate::serve::pipeline::tails::Question;
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
+mod arrow;
 mod arrow_rows;
 mod commit;
 pub mod hand;
 pub mod pool;
+mod read;
 mod stage;
 mod tails;
 mod waits;
+mod walk;
 
 /// A request on its way to a worker.
 pub struct Job {
@@ -102,13 +105,10 @@ pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Resu
             let question = Question::parse(engine, &request.body).map_err(Undone::refused)?;
             tails::render(engine, &tails::evaluate(engine, &question)?)
         }
+        PipelineCall::Read => read::run(engine, &request.body),
         PipelineCall::Stage(id) => stage::put(engine, id, request),
         PipelineCall::DropStage(id) => stage::delete(engine, id),
         PipelineCall::Commit => commit::post(engine, request),
-        PipelineCall::Read => {
-            let _ = (engine, request);
-            Err(Undone::refused(Refusal::new(ErrorCode::NotFound)))
-        }
     }
 }
 

@@ -17,6 +17,7 @@ pub mod feed;
 pub mod list;
 pub mod local;
 pub mod maintain;
+pub mod pull;
 pub mod read;
 pub mod scrub;
 pub mod stage;

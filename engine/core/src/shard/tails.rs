@@ -69,8 +69,17 @@ pub struct Found {
 impl Engine {
     /// A stream as it is for readers; `None` if it is not there. Waits until that is final.
     pub fn settled_tail(&self, stream: &Arc<Stream>) -> Result<Option<Tail>, Undone> {
+        self.when_settled(stream, |state| self.tail_of(stream, state))
+    }
+
+    /// Looks at a stream that is there and final; waits until it is the latter.
+    pub fn when_settled<T>(
+        &self,
+        stream: &Arc<Stream>,
+        look: impl FnOnce(&mut StreamState) -> T,
+    ) -> Result<Option<T>, Undone> {
         loop {
-            let state = stream.lock();
+            let mut state = stream.lock();
             if state.control_sequence > self.shard.synced() {
                 let gate = Gate::synced(state.control_sequence);
                 drop(state);
@@ -86,7 +95,7 @@ impl Engine {
             if state.life != Life::Live || state.expired(self.now_ms()) {
                 return Ok(None);
             }
-            return Ok(Some(self.tail_of(stream, &state)));
+            return Ok(Some(look(&mut state)));
         }
     }
 

@@ -23,7 +23,7 @@ pub struct JsonError {
     pub reason: &'static str,
 }
 
-type Scan = Result<usize, JsonError>;
+pub(super) type Scan = Result<usize, JsonError>;
 
 fn refuse<T>(position: usize, reason: &'static str) -> Result<T, JsonError> {
     Err(JsonError { position, reason })
@@ -140,7 +140,7 @@ enum Container {
 }
 
 /// The open arrays and objects: one bit each, set for an object.
-struct Nesting {
+pub(super) struct Nesting {
     depth: usize,
     bits: [u64; DEPTH_MAX / 64],
 }
@@ -190,7 +190,7 @@ impl Nesting {
 
 /// Validates the value at `at` (no blanks before it) and returns its end. `nesting` holds what is
 /// open around the value and is the same afterwards.
-fn skip_value(body: &[u8], mut at: usize, nesting: &mut Nesting) -> Scan {
+pub(super) fn skip_value(body: &[u8], mut at: usize, nesting: &mut Nesting) -> Scan {
     let base = nesting.depth;
     let mut inside = nesting.innermost();
     loop {
@@ -266,7 +266,7 @@ fn skip_scalar(body: &[u8], at: usize) -> Scan {
 
 /// A key with its colon; returns the first byte of the value.
 #[inline]
-fn skip_key(body: &[u8], at: usize) -> Scan {
+pub(super) fn skip_key(body: &[u8], at: usize) -> Scan {
     match body.get(at) {
         Some(b'"') => {}
         Some(_) => return refuse(at, "expected a key"),
@@ -281,7 +281,7 @@ fn skip_key(body: &[u8], at: usize) -> Scan {
 }
 
 #[inline]
-fn skip_blanks(body: &[u8], mut at: usize) -> usize {
+pub(super) fn skip_blanks(body: &[u8], mut at: usize) -> usize {
     while let Some(b' ' | b'\n' | b'\r' | b'\t') = body.get(at) {
         at += 1;
     }
@@ -344,7 +344,7 @@ fn needed_digits(body: &[u8], at: usize) -> Scan {
 /// `at` is just after the opening quote; returns the byte after the closing one. Surrogates written
 /// as escapes need not pair up: the text is kept, not interpreted.
 #[inline]
-fn skip_string(body: &[u8], mut at: usize) -> Scan {
+pub(super) fn skip_string(body: &[u8], mut at: usize) -> Scan {
     loop {
         at = skip_plain(body, at);
         match body.get(at) {

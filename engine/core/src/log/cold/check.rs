@@ -199,7 +199,7 @@ impl ColdStore {
 }
 
 /// `bytes` begin at `position` and hold the append `from..entry.end` whole.
-fn check_append(
+pub(super) fn check_append(
     extent: &Extent,
     position: u64,
     bytes: &[u8],

@@ -1,0 +1,576 @@
+//! Through the ranges of a read: which appends come next, which of their records are rows, and which gaps lie between.
+//!
+//! Like any read it goes through one stretch at a time, within an epoch and around damage; unlike others it goes on
+//! behind the gap, which is noted. Damage that is met on the way is looked into and then gone around.
+//!
+//! Invariants
+//! - `I-WALK-1` Rows come in the order of the ranges, and within a range in the order of their numbers.
+//! - `I-WALK-2` Where the window ends, `next` names the first record that is not in it: windows put one behind the
+//!   other are the ranges, no more and no less.
+//! - `I-WALK-3` Every gap between two rows, or at the end of a range, is noted in exactly one window.
+
+use std::sync::Arc;
+
+use crate::error::ErrorCode;
+use crate::limits::READ_GAPS_MAX;
+use crate::model::{IndexEntry, Media, Offset};
+use crate::refusal::Refusal;
+use crate::serve::pipeline::arrow::Encoder;
+use crate::serve::pipeline::read::{Range, Read};
+use crate::shard::engine::{Engine, Undone};
+use crate::shard::pull::Block;
+use crate::shard::tails::Place;
+use crate::stream::handle::Stream;
+use crate::stream::messages::message_ends_into;
+use crate::stream::offsets::{self, Gap};
+
+/// Looks at one stretch that fail before the read does.
+const ATTEMPTS_MAX: u32 = 8;
+
+/// Where the next request goes on.
+pub struct Next {
+    pub range: usize,
+    pub place: Place,
+}
+
+pub struct Walk<'a> {
+    engine: &'a Arc<Engine>,
+    read: &'a Read,
+    encoder: Encoder,
+    block: Block,
+    ends: Vec<u32>,
+    pub gaps: Vec<(usize, Gap)>,
+    pub next: Option<Next>,
+}
+
+/// A range under way.
+struct Course {
+    number: usize,
+    stream: Arc<Stream>,
+    json: bool,
+    /// The boundary that the walk has come to, the offset it is known by, and the number of the next record.
+    position: u64,
+    offset: Offset,
+    record: u64,
+    /// Number of the first record of the append at `position`.
+    base: u64,
+    /// Where the range ends: all of what lies before `end`, and of the append there the records below `end_record`.
+    end: u64,
+    end_record: u64,
+    end_epoch: u64,
+    /// What is certainly missing before the end that the client named.
+    end_gap: Option<Gap>,
+    to: Place,
+}
+
+/// How a stretch came to its end.
+enum Stretch {
+    /// On to the next one.
+    Done,
+    /// The window is full.
+    Full,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(engine: &'a Arc<Engine>, read: &'a Read, encoder: Encoder) -> Walk<'a> {
+        Walk {
+            engine,
+            read,
+            encoder,
+            block: Block::default(),
+            ends: Vec::new(),
+            gaps: Vec::new(),
+            next: None,
+        }
+    }
+
+    pub fn rows(&mut self) -> u64 {
+        self.encoder.close_batch();
+        self.encoder.rows()
+    }
+
+    pub fn finish(self) -> Vec<Vec<u8>> {
+        self.encoder.finish()
+    }
+
+    pub fn run(&mut self) -> Result<(), Undone> {
+        let read = self.read;
+        for (number, range) in read.ranges.iter().enumerate() {
+            if self.is_full() {
+                self.stop_before(number, range);
+                return Ok(());
+            }
+            match self.run_range(number, range) {
+                Ok(()) if self.next.is_some() => return Ok(()),
+                Ok(()) => {}
+                // What was read is good; the next request begins with what failed, and is told of it.
+                Err(Undone::Refused { .. }) if self.has_something() => {
+                    self.stop_before(number, range);
+                    return Ok(());
+                }
+                Err(undone) => return Err(name_range(undone, number, range)),
+            }
+        }
+        Ok(())
+    }
+
+    fn has_something(&self) -> bool {
+        self.progress() > 0
+    }
+
+    fn is_full(&self) -> bool {
+        self.encoder.bytes() >= self.read.max_bytes || self.gaps.len() >= READ_GAPS_MAX
+    }
+
+    fn stop_before(&mut self, number: usize, range: &Range) {
+        self.next = Some(Next {
+            range: number,
+            place: range.from,
+        });
+    }
+
+    fn run_range(&mut self, number: usize, range: &Range) -> Result<(), Undone> {
+        let stream = self.find(range)?;
+        if range.from == range.to {
+            return Ok(());
+        }
+        let engine = self.engine;
+        let (mut course, gap) = engine
+            .past_damage(|| begin(engine, number, range, &stream))
+            .map_err(Undone::refused)?;
+        let before = self.progress();
+        self.gaps.extend(gap.map(|gap| (number, gap)));
+        let mut attempts = 0;
+        while self.gaps.len() < READ_GAPS_MAX {
+            let version = engine.damage_version();
+            match self.stretch(&mut course) {
+                Ok(None) => {
+                    self.gaps.extend(course.end_gap.map(|gap| (number, gap)));
+                    return Ok(());
+                }
+                Ok(Some(Stretch::Done)) => attempts = 0,
+                Ok(Some(Stretch::Full)) => return Ok(()),
+                Err(_) if engine.damage_version() != version && attempts < ATTEMPTS_MAX => {
+                    attempts += 1;
+                }
+                Err(refusal) if self.progress() == before => return Err(Undone::refused(refusal)),
+                // The next request begins with what failed.
+                Err(_) => break,
+            }
+        }
+        let place = Place {
+            offset: course.offset,
+            number: course.record,
+        };
+        self.next = Some(Next {
+            range: number,
+            place,
+        });
+        Ok(())
+    }
+
+    /// Grows with every row and every gap.
+    fn progress(&self) -> usize {
+        self.encoder.bytes() + self.gaps.len()
+    }
+
+    fn find(&self, range: &Range) -> Result<Arc<Stream>, Undone> {
+        let stream = self
+            .engine
+            .find(&range.stream)?
+            .ok_or_else(Engine::missing)?;
+        let now_ms = self.engine.now_ms();
+        self.engine
+            .when_settled(&stream, |state| {
+                self.engine.renew_for_read(&stream, state, now_ms)
+            })?
+            .ok_or_else(Engine::missing)?;
+        match range.incarnation {
+            Some(wanted) if wanted != stream.id => Err(Undone::refused(Refusal::with(
+                ErrorCode::StreamRecreated,
+                format!("The incarnation is {}, not {}.", stream.id.0, wanted.0),
+            ))),
+            _ => Ok(stream),
+        }
+    }
+
+    /// Goes to the end of the epoch, to the next damage, or to the end of the range. `None`: it is there.
+    fn stretch(&mut self, course: &mut Course) -> Result<Option<Stretch>, Refusal> {
+        self.cross_epoch(course);
+        let engine = self.engine;
+        let failed = |error| engine.read_failed(error);
+        let inside = course.position < course.end;
+        // Damage may have reached beyond the end.
+        if course.position > course.end || (!inside && course.record >= course.end_record) {
+            return course.check_end().map(|()| None);
+        }
+        if let Some(end) = engine
+            .damage_end(&course.stream, course.position)
+            .map_err(failed)?
+        {
+            self.pass_damage(course, end)?;
+            return Ok(Some(Stretch::Done));
+        }
+        let limit = if inside { course.end } else { u64::MAX };
+        let (epoch_end, visible) = {
+            let state = course.stream.lock();
+            (
+                offsets::epoch_end_after(&state, course.position),
+                state.visible.tail,
+            )
+        };
+        let end = limit.min(epoch_end).min(visible);
+        let end = engine
+            .damage_start(&course.stream, course.position, end)
+            .map_err(failed)?;
+        if end <= course.position {
+            return Err(number_of_another(course.to, course.base));
+        }
+        self.read_stretch(course, end).map(Some)
+    }
+
+    /// Notes the gap of an epoch that begins here and that the range goes into.
+    fn cross_epoch(&mut self, course: &mut Course) {
+        let gap = offsets::gap_at(&course.stream.lock(), &self.engine.losses, course.position);
+        let crossed = gap.filter(|gap| {
+            let within = course.position < course.end || gap.to.epoch <= course.end_epoch;
+            gap.to.epoch > course.offset.epoch && within
+        });
+        if let Some(gap) = crossed {
+            course.offset = gap.to;
+            self.gaps.push((course.number, gap));
+        }
+    }
+
+    /// Notes damage and goes behind it, to the end of the range at most.
+    fn pass_damage(&mut self, course: &mut Course, end: u64) -> Result<(), Refusal> {
+        let engine = self.engine;
+        let records = engine
+            .records_at(&course.stream, end)
+            .map_err(|error| engine.read_failed(error))?;
+        let (from, to) = {
+            let state = course.stream.lock();
+            let to = offsets::offset_before(&state, &engine.losses, end);
+            (course.offset, to)
+        };
+        let gap = Gap {
+            from,
+            to,
+            reason: offsets::GapReason::Corruption,
+            certain: true,
+        };
+        self.gaps.push((course.number, gap));
+        course.position = end;
+        course.offset = to;
+        (course.record, course.base) = (records, records);
+        Ok(())
+    }
+
+    /// Turns the appends up to `end` into rows, as far as the window goes.
+    fn read_stretch(&mut self, course: &mut Course, end: u64) -> Result<Stretch, Refusal> {
+        let epoch = {
+            let state = course.stream.lock();
+            offsets::offset_before(&state, &self.engine.losses, course.position).epoch
+        };
+        while course.position < end && !self.range_is_done(course) {
+            let mut block = std::mem::take(&mut self.block);
+            let pulled = self
+                .engine
+                .pull(&course.stream, course.position, end, &mut block);
+            let result = match pulled {
+                Ok(()) => self.take_block(course, &block, epoch),
+                Err(error) => Err(self.engine.read_failed(error)),
+            };
+            self.block = block;
+            if let Stretch::Full = result? {
+                return Ok(Stretch::Full);
+            }
+        }
+        Ok(Stretch::Done)
+    }
+
+    fn range_is_done(&self, course: &Course) -> bool {
+        course.position >= course.end && course.record >= course.end_record
+    }
+
+    fn take_block(
+        &mut self,
+        course: &mut Course,
+        block: &Block,
+        epoch: u64,
+    ) -> Result<Stretch, Refusal> {
+        let bytes = block.bytes();
+        let from = course.position;
+        // The stream's name and the epoch go in once per block and batch.
+        let mut run = 0;
+        let mut outcome = Ok(Stretch::Done);
+        self.encoder.reserve(block.entries.len(), 0);
+        for entry in &block.entries {
+            let append = &bytes[(course.position - from) as usize..(entry.end - from) as usize];
+            if let Err(error) = block.check(append, entry) {
+                self.engine.examine_block(block, &error);
+                outcome = Err(self.engine.read_failed(error));
+                break;
+            }
+            match self.take_append(course, append, entry, epoch, &mut run) {
+                Ok(Stretch::Done) => {}
+                other => {
+                    outcome = other;
+                    break;
+                }
+            }
+            if self.range_is_done(course) {
+                break;
+            }
+        }
+        self.encoder.run(&course.stream.path, epoch, run);
+        outcome
+    }
+
+    /// One append: usually one row, sometimes many, at the ends of a range some of them.
+    #[inline]
+    fn take_append(
+        &mut self,
+        course: &mut Course,
+        append: &[u8],
+        entry: &IndexEntry,
+        epoch: u64,
+        run: &mut usize,
+    ) -> Result<Stretch, Refusal> {
+        let begins = Offset {
+            epoch,
+            position: course.position,
+        };
+        let upto = course.records_wanted(entry)?;
+        if entry.records - course.base == 1 {
+            if course.record < upto {
+                let value = if course.json {
+                    append.strip_suffix(b",").unwrap_or(append)
+                } else {
+                    append
+                };
+                self.close_full_batch(course, epoch, run);
+                if self.is_over(course, value.len(), *run) {
+                    self.end_window(course, begins);
+                    return Ok(Stretch::Full);
+                }
+                self.row(course.json, value);
+                self.encoder.append(course.record, entry.time_ms, begins, 1);
+                *run += 1;
+            }
+        } else if course.record < upto
+            && let Stretch::Full = self.take_messages(course, append, entry, upto, begins, run)?
+        {
+            return Ok(Stretch::Full);
+        }
+        course.base = entry.records;
+        course.record = entry.records;
+        course.position = entry.end;
+        course.offset = Offset {
+            epoch,
+            position: entry.end,
+        };
+        Ok(Stretch::Done)
+    }
+
+    fn take_messages(
+        &mut self,
+        course: &mut Course,
+        append: &[u8],
+        entry: &IndexEntry,
+        upto: u64,
+        begins: Offset,
+        run: &mut usize,
+    ) -> Result<Stretch, Refusal> {
+        let mut ends = std::mem::take(&mut self.ends);
+        ends.clear();
+        message_ends_into(append, &mut ends);
+        if !course.json || ends.len() as u64 != entry.records - course.base {
+            return Err(Refusal::with(
+                ErrorCode::Internal,
+                format!("The records of the append at {begins} cannot be told apart."),
+            ));
+        }
+        let mut outcome = Stretch::Done;
+        let upto = (upto - course.base) as usize;
+        let mut from = (course.record - course.base) as usize;
+        while from < upto {
+            self.close_full_batch(course, begins.epoch, run);
+            let mut taken = 0;
+            for message in from..upto.min(from + self.encoder.room()) {
+                let start = message.checked_sub(1).map_or(0, |before| ends[before]) as usize;
+                let value = &append[start..ends[message] as usize - 1];
+                if self.is_over(course, value.len(), *run + taken) {
+                    outcome = Stretch::Full;
+                    break;
+                }
+                self.row(true, value);
+                taken += 1;
+            }
+            self.encoder
+                .append(course.record, entry.time_ms, begins, taken);
+            *run += taken;
+            course.record += taken as u64;
+            from += taken;
+            if let Stretch::Full = outcome {
+                self.end_window(course, begins);
+                break;
+            }
+        }
+        self.ends = ends;
+        Ok(outcome)
+    }
+
+    /// Whether a row with this many bytes is one too many, behind `pending` rows whose names are not encoded yet. The
+    /// first row of a window never is.
+    #[inline]
+    fn is_over(&self, course: &Course, len: usize, pending: usize) -> bool {
+        let bytes = self.encoder.bytes() + pending * course.stream.path.len();
+        bytes > 0 && bytes + len > self.read.max_bytes
+    }
+
+    #[inline]
+    fn close_full_batch(&mut self, course: &Course, epoch: u64, run: &mut usize) {
+        if self.encoder.room() == 0 {
+            self.encoder
+                .run(&course.stream.path, epoch, std::mem::take(run));
+            self.encoder.close_batch();
+        }
+    }
+
+    fn end_window(&mut self, course: &Course, begins: Offset) {
+        self.next = Some(Next {
+            range: course.number,
+            place: Place {
+                offset: begins,
+                number: course.record,
+            },
+        });
+    }
+
+    #[inline]
+    fn row(&mut self, json: bool, value: &[u8]) {
+        self.encoder.value(value);
+        if self.encoder.wants_key() {
+            let path = self.read.key_path.as_ref();
+            self.encoder
+                .key(|out| json && path.is_some_and(|path| path.extract(value, out)));
+        }
+    }
+}
+
+impl Course {
+    /// Up to which record an append belongs to the range.
+    #[inline]
+    fn records_wanted(&self, entry: &IndexEntry) -> Result<u64, Refusal> {
+        if self.record > entry.records || entry.records < self.base {
+            let place = Place {
+                offset: self.offset,
+                number: self.record,
+            };
+            return Err(number_of_another(place, self.base));
+        }
+        if self.position < self.end {
+            return Ok(entry.records);
+        }
+        if self.end_record > entry.records {
+            return Err(number_of_another(self.to, self.base));
+        }
+        Ok(self.end_record)
+    }
+
+    /// Whether the end is what the client thought it was: that record at that offset.
+    fn check_end(&self) -> Result<(), Refusal> {
+        let named = self.position == self.end && self.end_record > 0;
+        if named && self.record > self.end_record {
+            return Err(number_of_another(self.to, self.base));
+        }
+        Ok(())
+    }
+}
+
+/// Finds both ends of a range.
+fn begin(
+    engine: &Engine,
+    number: usize,
+    range: &Range,
+    stream: &Arc<Stream>,
+) -> Result<(Course, Option<Gap>), Refusal> {
+    let failed = |error| engine.read_failed(error);
+    let start = engine.resolve_boundary(stream, range.from.offset)?;
+    let (end, offset) = {
+        let state = stream.lock();
+        let end = offsets::resolve(&state, &engine.losses, range.to.offset)?;
+        let offset = match (start.gap, range.from.offset) {
+            (Some(gap), _) => gap.to,
+            (None, Offset::START) => offsets::offset_before(&state, &engine.losses, 0),
+            (None, offset) => offset,
+        };
+        (end, offset)
+    };
+    let records = engine.records_at(stream, start.position).map_err(failed)?;
+    let record = match start.gap {
+        Some(_) => records,
+        None if range.from.number >= records => range.from.number,
+        None => return Err(number_of_another(range.from, records)),
+    };
+    if end.position < start.position && start.gap.is_none() {
+        return Err(Refusal::with(
+            ErrorCode::BadRequest,
+            "The range ends before it begins.",
+        ));
+    }
+    let checked = end.gap.is_some() || end.position == stream.lock().visible.tail;
+    if !checked && !engine.is_boundary(stream, end.position).map_err(failed)? {
+        engine.doubt(stream, end.position).map_err(failed)?;
+        return Err(Refusal::with(
+            ErrorCode::OffsetInvalid,
+            "No append of this stream ends where the range does.",
+        ));
+    }
+    // An end in an older epoch than the bytes there: nothing behind the position belongs to the range.
+    let end_record = match end.gap {
+        Some(_) => 0,
+        None => range.to.number,
+    };
+    let end_gap = end
+        .gap
+        .filter(|gap| gap.certain && start.gap.is_none_or(|start| start.to != gap.to));
+    let course = Course {
+        number,
+        stream: Arc::clone(stream),
+        json: stream.content_type.media == Media::Json,
+        position: start.position,
+        offset,
+        record,
+        base: records,
+        end: end.position,
+        end_record,
+        end_epoch: range.to.offset.epoch,
+        end_gap,
+        to: range.to,
+    };
+    Ok((course, start.gap))
+}
+
+fn number_of_another(place: Place, records: u64) -> Refusal {
+    Refusal::with(
+        ErrorCode::OffsetInvalid,
+        format!(
+            "Record {} is not at {}, which begins with record {records}.",
+            place.number, place.offset
+        ),
+    )
+}
+
+/// Says which of several ranges an error is about.
+fn name_range(undone: Undone, number: usize, range: &Range) -> Undone {
+    match undone {
+        Undone::Refused { mut refusal, gate } => {
+            let sentence = refusal.sentence().to_owned();
+            refusal.detail = format!("ranges[{number}] ({:?}): {sentence}", range.stream).into();
+            Undone::Refused { refusal, gate }
+        }
+        Undone::Wait => Undone::Wait,
+    }
+}
