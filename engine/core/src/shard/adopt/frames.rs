@@ -199,6 +199,10 @@ impl Engine {
                 }
             }
         }
+        if !entry.state.class.waits_for_sync() {
+            // Behind a commit even a weak stream shows nothing before that is synced.
+            entry.state.control_sequence = first_sequence + frames.count() - 1;
+        }
         let after = entry.state.hot.memory_len();
         self.hot_counter(&entry.state)
             .add(after.saturating_sub(before));
