@@ -132,6 +132,8 @@ fn read_speed() {
     let engine = Engine::open(config, doors, &mut |_| {})
         .expect("opens")
         .engine;
+    let committing = Arc::clone(&engine);
+    let thread = std::thread::spawn(move || committing.shard.run_commit_thread());
     let defaults = r#"["stream","offset","timestamp","value"]"#;
     let all = r#"["stream","offset","timestamp","value","position","epoch"]"#;
     for (name, per_append, to_files) in [
@@ -148,4 +150,6 @@ fn read_speed() {
             println!("{name}, {columns}: {:.2} GB/s", best / 1e9);
         }
     }
+    engine.shard.stop_threads();
+    thread.join().expect("commit thread");
 }
