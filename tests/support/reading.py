@@ -7,7 +7,7 @@ depends on Spark itself (pickling, triggers, checkpoints on disk) is tested in t
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadLimit
@@ -48,8 +48,12 @@ class HandQuery:
         reader = source(url, **options).streamReader(SCHEMA)
         assert isinstance(reader, StreamReader)
         self.reader = reader
-        self.start = _through_json(reader.initialOffset()) if start is None else start
         self.tasks = 0
+        try:
+            self.start = _through_json(reader.initialOffset()) if start is None else start
+        except BaseException:
+            reader.stop()
+            raise
 
     def latest(self, limit: ReadLimit | None = None) -> dict[str, Any]:
         chosen = self.reader.getDefaultReadLimit() if limit is None else limit
@@ -76,7 +80,7 @@ class HandQuery:
     def close(self) -> None:
         self.reader.stop()
 
-    def __enter__(self) -> HandQuery:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

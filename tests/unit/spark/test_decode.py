@@ -98,7 +98,7 @@ def test_modes() -> None:
     array, keep = decoder("DROPMALFORMED").decode(values)
     assert keep is not None
     assert [row["i"] for row in array.filter(keep).to_pylist()] == [1, 3]
-    with pytest.raises(RecordMalformed, match='{"i":"x"}'):
+    with pytest.raises(RecordMalformed, match=r'\{"i":"x"\}'):
         decoder("FAILFAST").decode(values)
     array, keep = decoder().decode(values)
     assert keep is None
