@@ -393,6 +393,8 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "shutting_down": Unavailable,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": InsufficientStorage,
+    "arrow_invalid": BadRequest,
+    "checksum_mismatch": BadRequest,
     "stage_full": InsufficientStorage,
     "stage_exists": StageConflict,
     "stage_committed": StageConflict,

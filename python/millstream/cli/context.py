@@ -42,7 +42,8 @@ EXIT_CODES: Final = {
     EXIT_FAILURE: "failed",
     EXIT_USAGE: "the command line or a setting is wrong",
     EXIT_MISSING: "the stream does not exist",
-    EXIT_CONFLICT: "the stream is closed, has another configuration, or its tail has moved",
+    EXIT_CONFLICT: "the stream is closed, has another configuration, its tail has moved; or a "
+    "checkpoint is in use",
     EXIT_UNREACHABLE: "the server cannot be reached or is too busy; try again later",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",
 }
@@ -92,7 +93,7 @@ def warn(text: str) -> None:
 def exit_code(error: BaseException) -> int:
     if isinstance(error, errors.StreamNotFound | errors.StreamGone):
         return EXIT_MISSING
-    if isinstance(error, errors.Conflict):
+    if isinstance(error, errors.Conflict | errors.CheckpointBusy):
         return EXIT_CONFLICT
     if isinstance(error, errors.ConnectionFailed | errors.Unavailable | errors.RateLimited):
         return EXIT_UNREACHABLE

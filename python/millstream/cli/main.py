@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import append, backup, doctor, read, serve, stream, tail, verify
+from millstream.cli import append, backup, demo, doctor, pipeline, read, serve, stream, tail, verify
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -106,7 +106,9 @@ for command in (
     backup.backup,
     backup.restore,
     verify.verify,
+    pipeline.pipeline,
     doctor.doctor,
+    demo.demo,
     completion,
 ):
     cli.add_command(command)

@@ -20,6 +20,7 @@ import click
 
 from millstream.cli.context import EXIT_OK, App, client_options, complete_stream, duration_seconds
 from millstream.cli.pipeline_progress import Display
+from millstream.cli.processes import none_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +156,7 @@ def _job_options(command: Any) -> Any:
 )
 @client_options
 @click.pass_obj
-def run(app: App, job: str, **given: Any) -> int:
+def run(app: App, /, job: str, **given: Any) -> int:
     """Run a job: `millstream pipeline list` shows which there are."""
     from millstream.spark import jobs
     from millstream.spark.jobs import driver
@@ -164,11 +165,11 @@ def run(app: App, job: str, **given: Any) -> int:
     request = _request(app, given)
     every_seconds = _every(given)
     driver.check(found, request)
-    checkpoint = given["checkpoint"] or driver.default_checkpoint(request)
-    if checkpoint is None:
-        raise click.UsageError("--to stream:NAME needs --checkpoint DIR")
-    with _hold(checkpoint, given["remote"]), _terminable():
-        return _run(app, found, request, given, checkpoint, every_seconds)
+    try:
+        with _hold(request, given["remote"]), _terminable(), none_left():
+            return _run(app, found, request, given, every_seconds)
+    except Terminated:
+        return EXIT_OK
 
 
 def _request(app: App, given: dict[str, Any]) -> Request:
@@ -189,6 +190,7 @@ def _request(app: App, given: dict[str, Any]) -> Request:
         options=options,
         source_options=given["source_options"],
         rows_per_batch=given["max_rows"],
+        checkpoint=given["checkpoint"],
     )
 
 
@@ -200,7 +202,7 @@ def _every(given: dict[str, Any]) -> float | None:
     return float(duration_seconds(given["every"]))
 
 
-def _hold(checkpoint: str, remote: str | None) -> Any:
+def _hold(request: Request, remote: str | None) -> Any:
     """The lock is a file: it means something only where the checkpoint's directory is ours."""
     from contextlib import nullcontext
 
@@ -208,7 +210,7 @@ def _hold(checkpoint: str, remote: str | None) -> Any:
 
     if remote is not None and not remote.startswith(LOOPBACK):
         return nullcontext()
-    return driver.hold(checkpoint)
+    return driver.hold(request)
 
 
 def _run(
@@ -216,7 +218,6 @@ def _run(
     job: Job,
     request: Request,
     given: dict[str, Any],
-    checkpoint: str,
     every_seconds: float | None,
 ) -> int:
     from millstream.spark.jobs import driver
@@ -225,7 +226,8 @@ def _run(
     display = Display(app, sys.stderr)
     log_file = None
     if given["remote"] is None:
-        log_file = Path(given["log_file"] or Path(checkpoint.removeprefix("file://")) / LOG_NAME)
+        checkpoint = driver.checkpoint_of(request).removeprefix("file://")
+        log_file = Path(given["log_file"] or Path(checkpoint) / LOG_NAME)
         display.say(f"Spark's log: {log_file}")
     display.say("starting Spark ...")
     try:
@@ -237,9 +239,7 @@ def _run(
             log_file=log_file,
         )
         with driver.closing(session):
-            query = driver.start(
-                job, request, session, checkpoint=checkpoint, every_seconds=every_seconds
-            )
+            query = driver.start(job, request, session, every_seconds=every_seconds)
             with driver.running(query):
                 display.begin(job.name, request)
                 summary = driver.watch(query, display.step)

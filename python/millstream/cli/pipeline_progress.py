@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import click
+
+from millstream.spark.jobs.driver import records_behind
 
 if TYPE_CHECKING:
     from millstream.cli.context import App
@@ -48,7 +50,7 @@ class Display:
 
     def step(self, step: Step) -> None:
         """One batch was done."""
-        behind = _lag(step)
+        behind = records_behind(step.progress)
         self._batches += 1
         self._rows += step.rows
         if self._json:
@@ -56,7 +58,7 @@ class Display:
                 "batch": step.batch,
                 "rows": step.rows,
                 "seconds": round(step.seconds, 3),
-                "lag": behind,
+                "lag_records": behind,
             }
             click.echo(json.dumps(document))
             return
@@ -103,18 +105,7 @@ class Display:
         )
 
 
-def _lag(step: Step) -> dict[str, Any] | None:
-    from millstream.spark.lag import lag
-
-    found = lag(step.progress)
-    return {"records": found.records, "bytes": found.bytes, "seconds": found.seconds}
-
-
-def _behind(behind: dict[str, Any] | None) -> str:
-    if behind is None or behind["records"] is None:
+def _behind(behind: int | None) -> str:
+    if behind is None:
         return "lag unknown"
-    if behind["records"] == 0:
-        return "at the tail"
-    seconds = behind["seconds"]
-    age = "" if seconds is None else f", {seconds:.1f} s"
-    return f"{behind['records']:,} records{age} behind the tail"
+    return f"{behind:,} records behind the tail" if behind else "at the tail"

@@ -29,7 +29,7 @@ class Copy:
         JobOption("content-type", "Content type of a stream that is created.", "application/json"),
     )
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, query_id: str | None) -> None:  # noqa: ARG002
         if request.target.stream is None:
             raise InvalidArgument(
                 f"job `copy` writes a stream, not the directory `{request.target}`",

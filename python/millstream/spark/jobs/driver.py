@@ -12,14 +12,16 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import PipelineError
+from millstream import errors
 from millstream.spark.jobs.job import Job, Request, check_options, read_streams
 from millstream.spark.jobs.lake_layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
@@ -31,12 +33,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_SECONDS: Final = 0.2
+JVM_END_SECONDS: Final = 10.0
 _REMOTE: Final = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:")
 _CLEAR: Final = re.compile(
     r"Error: ([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?$", re.MULTILINE
 )
 """How an error of the connector or of the lake ends its Python traceback."""
 _LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+
+_KINDS: Final[dict[str, type[errors.MillstreamError]]] = {
+    kind.code: kind
+    for kind in (
+        errors.CheckpointBusy,
+        errors.ConnectionFailed,
+        errors.InvalidArgument,
+        errors.RequestTimeout,
+        errors.SetupError,
+    )
+}
+"""Codes of errors that no server sends; the others are in `errors.CODES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +77,38 @@ class Summary:
 def check(job: Job, request: Request) -> None:
     """Everything that can be refused before a JVM is started."""
     check_options(job, request)
-    job.check(request)
+    job.check(request, query_id(checkpoint_of(request)))
 
 
-def default_checkpoint(request: Request) -> str | None:
+def checkpoint_of(request: Request) -> str:
     """A lake keeps its own checkpoint, unless the caller names one; a stream cannot."""
+    if request.checkpoint:
+        return request.checkpoint
     if request.target.path is None:
-        return None
+        raise errors.InvalidArgument(
+            "a stream as target needs a checkpoint", hint="add --checkpoint DIR"
+        )
     return str(local_root(request.target.path) / HIDDEN / "checkpoint")
 
 
-def hold(checkpoint: str) -> AbstractContextManager[None]:
+def query_id(checkpoint: str) -> str | None:
+    """The query that a checkpoint of this machine belongs to; `None` if it is new."""
+    if _REMOTE.match(checkpoint):
+        return None
+    try:
+        document = json.loads((Path(checkpoint.removeprefix("file://")) / "metadata").read_bytes())
+        return str(document["id"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise errors.PipelineError(
+            f"`{checkpoint}` is not a checkpoint: {error}", hint="name another --checkpoint"
+        ) from error
+
+
+def hold(request: Request) -> AbstractContextManager[None]:
     """Lock a checkpoint of this machine; one on another file system is left to Spark's own check."""
+    checkpoint = checkpoint_of(request)
     if _REMOTE.match(checkpoint):
         return nullcontext()
     return locked(Path(checkpoint.removeprefix("file://")))
@@ -84,14 +119,15 @@ def start(
     request: Request,
     session: SparkSession,
     *,
-    checkpoint: str,
     every_seconds: float | None = None,
     source: DataFrame | None = None,
 ) -> Any:
     """Start the query of a job; `source` replaces the streams, for records from elsewhere."""
     records = read_streams(session, request) if source is None else source
     writer = job.write(records, request)
-    writer = writer.option("checkpointLocation", checkpoint).queryName(f"millstream-{job.name}")
+    writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(
+        f"millstream-{job.name}"
+    )
     if every_seconds is None:
         writer = writer.trigger(availableNow=True)
     else:
@@ -144,6 +180,26 @@ def _step(report: Any) -> Step:
     return Step(report["batchId"], int(rows or 0), milliseconds / 1000, report)
 
 
+def records_behind(report: Any) -> int | None:
+    """How many records were behind the end of this batch, of all streams; `None` if Spark does not say."""
+    behind = 0
+    for source in report["sources"]:
+        end, latest = _numbers(source["endOffset"]), _numbers(source["latestOffset"])
+        if end is None or latest is None:
+            return None
+        behind += sum(max(0, number - end.get(name, 0)) for name, number in latest.items())
+    return behind
+
+
+def _numbers(offset: Any) -> dict[str, int] | None:
+    """Record numbers by stream; an offset is a document, or its text (Connect)."""
+    try:
+        document = json.loads(offset) if isinstance(offset, str) else offset
+        return {name: int(place["n"]) for name, place in document["streams"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # not a source of streams
+
+
 @contextmanager
 def running(query: Any) -> Iterator[None]:
     """End the query however the block ends; a batch that is cut off is run again next time."""
@@ -154,14 +210,39 @@ def running(query: Any) -> Iterator[None]:
             query.stop()
 
 
-def plain_error(error: BaseException) -> PipelineError | None:
+@contextmanager
+def closing(session: SparkSession) -> Iterator[None]:
+    """End the session and, if this process started one, its JVM; returns when the JVM is gone."""
+    try:
+        yield
+    finally:
+        session.stop()
+        from pyspark import SparkContext
+
+        gateway: Any = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+            SparkContext._gateway = None
+            SparkContext._jvm = None
+            process = gateway.proc
+            process.stdin.close()  # the JVM lives as long as its input
+            try:
+                process.wait(JVM_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(JVM_END_SECONDS)
+
+
+def plain_error(error: BaseException) -> errors.MillstreamError | None:
     """The error that stopped a query, as one sentence; `None` if it is not Spark's."""
     if not type(error).__module__.startswith(("pyspark.", "py4j.")):
         return None
     text = str(error)
     clear = _CLEAR.search(text)
     if clear is not None:
-        return PipelineError(clear[2], code=clear[1], hint=clear[3])
+        code, message, hint = clear.groups()
+        kind = _KINDS.get(code) or errors.CODES.get(code, errors.PipelineError)
+        return kind(message, code=code, hint=hint)
     lines = _LAST_LINE.findall(text)
     message = f"{lines[-1][0]}: {lines[-1][1]}" if lines else (text.splitlines() or [""])[0]
-    return PipelineError(f"the query failed: {message}", code="query_failed")
+    return errors.PipelineError(f"the query failed: {message}", code="query_failed")

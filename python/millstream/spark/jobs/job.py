@@ -69,6 +69,8 @@ class Request:
     source_options: Mapping[str, str] = field(default_factory=dict)
     """Options of the source, as in `spark.readStream.option`."""
     rows_per_batch: int | None = None
+    checkpoint: str | None = None
+    """Where the run remembers what it has done; a lake has a place of its own for it."""
 
     def option(self, job: Job, name: str) -> str:
         for known in job.options:
@@ -90,8 +92,11 @@ class Job(Protocol):
     @property
     def options(self) -> tuple[JobOption, ...]: ...
 
-    def check(self, request: Request) -> None:
-        """Refuse what cannot work, before a session is started for it."""
+    def check(self, request: Request, query_id: str | None) -> None:
+        """Refuse what cannot work, before a session is started for it.
+
+        `query_id` is the query that the checkpoint belongs to, `None` if it is a new one.
+        """
 
     def write(self, source: DataFrame, request: Request) -> Any:
         """The `DataStreamWriter` that does the job; the driver starts it."""
@@ -139,7 +144,13 @@ def selection(streams: Iterable[str]) -> dict[str, str]:
 def glob_pattern(glob: str) -> str:
     """`*` stands for text within a segment, `**` for any number of segments, none included."""
     pattern = ""
-    segments = glob.split("/")
+    written = glob.split("/")
+    # Two `**` in a row say no more than one.
+    segments = [
+        segment
+        for segment, before in zip(written, [None, *written], strict=False)
+        if not segment == before == "**"
+    ]
     for index, segment in enumerate(segments):
         last = index == len(segments) - 1
         if segment == "**":

@@ -27,17 +27,6 @@ class DeltaLake:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    @staticmethod
-    def check_installed() -> None:
-        try:
-            import deltalake  # noqa: F401 - only whether it is there
-        except ImportError as error:
-            raise PipelineError(
-                "a Delta table needs the package `deltalake` on the driver",
-                code="dependency_missing",
-                hint="pip install 'millstream[delta]'",
-            ) from error
-
     def enter(self, manifest: Manifest) -> None:
         from deltalake.transaction import CommitProperties, Transaction
 

@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -156,6 +157,9 @@ class _Task:
 
     def discard(self) -> None:
         for file in self._open.values():
+            # The failure that led here is the one to tell, and a writer must not outlive its file.
+            with suppress(OSError, pa.ArrowException):
+                file.writer.close()
             file.stream.close()
         for path in self._begun:
             path.unlink(missing_ok=True)

@@ -34,17 +34,6 @@ class IcebergLake:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    @staticmethod
-    def check_installed() -> None:
-        try:
-            import pyiceberg.catalog.sql  # noqa: F401 - only whether it is there
-        except ImportError as error:
-            raise PipelineError(
-                "an Iceberg table needs the packages `pyiceberg` and `sqlalchemy` on the driver",
-                code="dependency_missing",
-                hint="pip install 'millstream[iceberg]'",
-            ) from error
-
     def enter(self, manifest: Manifest) -> None:
         from pyiceberg.exceptions import CommitFailedException
 

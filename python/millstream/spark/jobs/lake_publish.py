@@ -166,7 +166,7 @@ class Publisher:
             stream.flush()
             os.fsync(stream.fileno())
         try:
-            os.link(draft, path)
+            self.link(draft, path)
         except FileExistsError:
             manifest = Manifest.decode(path.read_bytes(), path)
         finally:
@@ -190,6 +190,9 @@ class Publisher:
             touched.update(made, {final.parent})
         for directory in touched:
             sync_directory(directory)
+
+    def link(self, draft: Path, manifest: Path) -> None:
+        os.link(draft, manifest)
 
     def rename(self, temporary: Path, final: Path) -> None:
         os.rename(temporary, final)

@@ -20,12 +20,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StringType, TimestampType
 
-from millstream.errors import InvalidArgument, MillstreamError, PipelineError
-from millstream.spark.jobs.lake_delta import DeltaLake
+from millstream.errors import InvalidArgument, PipelineError
+from millstream.spark.errors import clear
 from millstream.spark.jobs.lake_files import WrittenFile, write_files
-from millstream.spark.jobs.lake_iceberg import IcebergLake
 from millstream.spark.jobs.lake_layout import Layout, TaskPlace, local_root, partition_columns
-from millstream.spark.jobs.lake_publish import Publisher, Table
+from millstream.spark.jobs.lake_publish import Publisher
+from millstream.spark.jobs.lake_tables import check_installed, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,23 +55,15 @@ class LakeSink(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @clear
     def streamWriter(self, schema: StructType, overwrite: bool) -> LakeWriter:  # noqa: N802
         if overwrite:
-            raise spoken(
-                InvalidArgument(
-                    "a lake takes records, it does not replace them",
-                    hint="use output mode `append`",
-                )
+            raise InvalidArgument(
+                "a lake takes records, it does not replace them", hint="use output mode `append`"
             )
-        try:
-            layout = layout_of(self.options)
-            check_schema(schema, layout)
-            if layout.table == "delta":
-                DeltaLake.check_installed()
-            elif layout.table == "iceberg":
-                IcebergLake.check_installed()
-        except MillstreamError as error:
-            raise spoken(error) from error
+        layout = layout_of(self.options)
+        check_schema(schema, layout)
+        check_installed(layout.table)
         return LakeWriter(layout, self.publisher)
 
 
@@ -82,28 +74,24 @@ class LakeWriter(DataSourceStreamArrowWriter):
         self._layout = layout
         self._publisher = publisher
 
+    @clear
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
         context = TaskContext.get()
         query_id = None if context is None else context.getLocalProperty(QUERY_PROPERTY)
         batch_id = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
         if context is None or query_id is None or batch_id is None:
-            raise spoken(PipelineError("a lake is written by a streaming query only"))
+            raise PipelineError("a lake is written by a streaming query only")
         place = TaskPlace(query_id, int(batch_id), context.partitionId())
         return FilesWritten(query_id, write_files(iterator, self._layout, place))
 
+    @clear
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         query_id, files = _gather(messages)
-        if query_id is None or not files:
-            return
-        try:
-            self._publish(query_id, batchId, files)
-        except MillstreamError as error:
-            raise spoken(error) from error
+        if query_id is not None and files:
+            publisher = self._publisher(self._layout, table_of(self._layout))
+            publisher.publish(query_id, batchId, files)
 
-    def _publish(self, query_id: str, batch_id: int, files: list[WrittenFile]) -> None:
-        publisher = self._publisher(self._layout, table_of(self._layout))
-        publisher.publish(query_id, batch_id, files)
-
+    @clear
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         query_id, files = _gather(messages)
         if query_id is not None:
@@ -136,12 +124,6 @@ def layout_of(options: Any) -> Layout:
     )
 
 
-def table_of(layout: Layout) -> Table | None:
-    if layout.table == "delta":
-        return DeltaLake(layout)
-    return IcebergLake(layout) if layout.table == "iceberg" else None
-
-
 def check_schema(schema: StructType, layout: Layout) -> None:
     """Partition columns must be there in the right type, and `date` must be free."""
     types = {field.name: field.dataType for field in schema.fields}
@@ -166,9 +148,3 @@ def check_schema(schema: StructType, layout: Layout) -> None:
         )
     if types.keys() <= set(layout.partition_by):
         raise InvalidArgument("a lake needs a column beside its partitions", hint="keep `value`")
-
-
-def spoken(error: MillstreamError) -> MillstreamError:
-    """The same error with code and hint in its text: Spark shows nothing but the text."""
-    hint = f" Hint: {error.hint}." if error.hint else ""
-    return type(error)(f"{error.code}: {error.message}.{hint}", hint=error.hint, code=error.code)

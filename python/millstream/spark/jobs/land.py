@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs.job import JobOption, Request
-from millstream.spark.jobs.lake_layout import TABLES, Layout, local_root, partition_columns
+from millstream.spark.jobs.lake_layout import HIDDEN, TABLES, Layout, local_root, partition_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,9 +32,10 @@ class Land:
             "date",
             PARTITIONINGS,
         ),
+        JobOption("shared", "Runs with other checkpoints land here too.", "no", ("yes", "no")),
     )
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, query_id: str | None) -> None:
         if request.target.path is None:
             raise InvalidArgument(
                 f"job `land` writes files, not `{request.target}`",
@@ -48,6 +49,14 @@ class Land:
             raise InvalidArgument(
                 f"`{layout.root}` holds a lake of kind `{found}`, not `{layout.table}`",
                 hint=f"add `--table {found}`, or name another directory",
+            )
+        others = [name for name in queries_at(layout) if name != query_id]
+        if others and request.option(self, "shared") == "no":
+            raise InvalidArgument(
+                f"`{layout.root}` was filled with another checkpoint, of query {others[0]}; "
+                "a new one would land the same records a second time",
+                hint="use the checkpoint of the first run or another directory; or add "
+                "`--shared yes` if these are other streams",
             )
 
     def layout(self, request: Request) -> Layout:
@@ -71,10 +80,16 @@ class Land:
         )
 
 
+def queries_at(layout: Layout) -> list[str]:
+    """The queries that have landed in a directory."""
+    batches = layout.root / HIDDEN / "batches"
+    return sorted(path.name for path in batches.iterdir()) if batches.is_dir() else []
+
+
 def table_at(layout: Layout) -> str | None:
     """Which kind of lake a directory holds already; `None` if it holds none."""
     if (layout.root / "_delta_log").is_dir():
         return "delta"
     if (layout.root / "metadata").is_dir() and (layout.root / "catalog.db").is_file():
         return "iceberg"
-    return "parquet" if (layout.root / "_millstream" / "batches").is_dir() else None
+    return "parquet" if (layout.root / HIDDEN / "batches").is_dir() else None

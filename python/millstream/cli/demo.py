@@ -1,0 +1,264 @@
+"""`millstream demo`: a server, a load, a lake and what to look at, in one command and no questions.
+
+Where it sits: puts together what users have: a server process (`processes`), the Python client
+(`demo_load`), the job `land` (`millstream.spark.jobs`), plots (`plot`).
+
+Invariants:
+- I-DEM-1  Everything is in one directory, which goes at the end unless `--keep` is given.
+- I-DEM-2  When it has ended, also by Ctrl-C, no process of it is left.
+- I-DEM-3  It checks itself: the lake must hold what the server says the streams hold, else it fails.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from millstream.cli.context import EXIT_OK, App
+from millstream.cli.demo_load import ORDERS, Load
+from millstream.cli.plot import Series, columns, svg
+from millstream.cli.processes import none_left, own_server
+from millstream.errors import MillstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from millstream.spark.jobs.driver import Step
+    from millstream.spark.jobs.job import Request
+
+BURST_SECONDS: Final = 60.0
+ROWS_PER_BATCH: Final = 15_000
+STREAMS: Final = (ORDERS, "chat/*")
+CONF: Final = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+QUERIES: Final = {
+    "orders by product": """
+        SELECT get_json_object(text, '$.product') AS product, count(*) AS orders,
+               round(sum(cast(get_json_object(text, '$.total') AS double)), 2) AS revenue
+        FROM lake WHERE stream = 'shop/orders' GROUP BY product ORDER BY revenue DESC""",
+    "chats by model": """
+        SELECT get_json_object(text, '$.model') AS model, count(DISTINCT stream) AS chats,
+               count(*) AS tokens
+        FROM lake WHERE stream LIKE 'chat/%' GROUP BY model ORDER BY model""",
+}
+
+EPILOG: Final = """\b
+What it does, in less than two minutes:
+  1. starts a server in a temporary directory
+  2. appends orders (one stream) and chat answers (a stream each, a record per token)
+  3. lands all of it as Parquet files with Spark, twice: the second run takes only what is new
+  4. compares the lake with the streams, and shows a table and plots of throughput and lag
+\b
+Needs the extra [spark] and Java 17 or newer (pip install 'millstream[spark,java]').
+With --keep everything stays: data, lake, logs and the plots as demo.svg.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--keep", is_flag=True, help="Keep the directory and say how to look around in it.")
+@click.pass_obj
+def demo(app: App, keep: bool) -> int:
+    """Show the whole of Millstream on this machine: server, load, lake."""
+    from millstream.spark.java import ensure_java
+    from millstream.spark.versions import require_spark
+
+    require_spark()
+    ensure_java()
+    directory = Path(tempfile.mkdtemp(prefix="millstream-demo-"))
+    shown = Shown(app)
+    try:
+        with none_left():
+            result = _play(directory, shown)
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    app.result({**result, "directory": str(directory) if keep else None})
+    if keep:
+        shown.say(_look_around(directory))
+    return EXIT_OK
+
+
+class Shown:
+    """Prints the story; silent when the result is wanted as JSON."""
+
+    def __init__(self, app: App) -> None:
+        self._silent = app.json
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def step(self, text: str) -> None:
+        self.say(f"[{self.seconds:5.1f} s] {text}")
+
+    def say(self, text: str) -> None:
+        if not self._silent:
+            click.echo(text)
+            sys.stdout.flush()
+
+
+def _play(directory: Path, shown: Shown) -> dict[str, Any]:
+    from millstream.client._sync import connect
+    from millstream.spark.jobs import driver
+    from millstream.spark.session import build_session
+
+    with ExitStack() as stack:
+        (directory / "data").mkdir()
+        url = stack.enter_context(own_server(directory / "data", directory / "server.log"))
+        shown.step(f"server on {url}, everything in {directory}")
+        load = stack.enter_context(Load(url))
+        load.start()
+        shown.step("appending orders and chat answers; starting Spark meanwhile ...")
+        session = build_session(
+            "millstream demo", master="local[2]", conf=CONF, log_file=directory / "spark.log"
+        )
+        stack.enter_context(driver.closing(session))
+        load.wait_for_burst(BURST_SECONDS)
+        shown.step(f"{_records(url):,} records are in, more are coming; landing them ...")
+        steps = _land(session, url, directory, shown)
+        load.stop()
+        shown.step("the load has ended; landing the rest ...")
+        steps += _land(session, url, directory, shown)
+        with connect(url) as client:
+            wanted = {info.path: info.records or 0 for info in client.list()}
+        counts = _compare(directory / "lake", wanted)
+        shown.step(
+            f"{counts['records']:,} records of {counts['streams']:,} streams landed in "
+            f"{counts['files']} files: the lake and the streams agree"
+        )
+        tables = _tables(session, directory / "lake")
+    for title, text in tables.items():
+        shown.say(f"\n{title}\n{text}")
+    plots = _plots(steps)
+    (directory / "demo.svg").write_text(svg("millstream demo: landing streams", plots))
+    for plot in plots:
+        shown.say("\n" + columns(plot))
+    shown.say("")
+    shown.step("done")
+    return {**counts, "batches": len(steps), "seconds": round(shown.seconds, 1)}
+
+
+def _records(url: str) -> int:
+    from millstream.client._sync import connect
+
+    with connect(url) as client:
+        return sum(info.records or 0 for info in client.list())
+
+
+def _request(url: str, directory: Path) -> Request:
+    from millstream.spark.jobs.job import Request, Target
+
+    return Request(
+        url=url,
+        streams=STREAMS,
+        target=Target.parse(str(directory / "lake")),
+        rows_per_batch=ROWS_PER_BATCH,
+    )
+
+
+def _land(
+    session: Any, url: str, directory: Path, shown: Shown
+) -> list[tuple[float, Step, int | None]]:
+    """One run of `land`; returns when each batch was done, and how far behind the tail it was."""
+    from millstream.spark import jobs
+    from millstream.spark.jobs import driver
+
+    job, request = jobs.find("land"), _request(url, directory)
+    driver.check(job, request)
+    steps: list[tuple[float, Step, int | None]] = []
+
+    def note(step: Step) -> None:
+        if step.rows:
+            behind = driver.records_behind(step.progress)
+            steps.append((shown.seconds, step, behind))
+            lag = "" if behind is None else f", {behind:,} behind the tail"
+            shown.step(f"  batch {step.batch}: {step.rows:,} records in {step.seconds:.1f} s{lag}")
+
+    with driver.hold(request):
+        query = driver.start(job, request, session)
+        with driver.running(query):
+            driver.watch(query, note)
+    return steps
+
+
+def _compare(lake: Path, wanted: dict[str, int]) -> dict[str, int]:
+    """The lake as pyarrow reads the plain directory, against what the server counts."""
+    import pyarrow.compute as pc
+    import pyarrow.dataset as dataset
+
+    found = dataset.dataset(lake, format="parquet", partitioning="hive")
+    table = found.to_table(columns=["stream"])
+    counted = pc.value_counts(table.column("stream"))
+    landed = {str(row["values"]): int(row["counts"]) for row in counted.to_pylist()}
+    if landed != wanted:
+        differing = sorted(
+            name
+            for name in landed.keys() | wanted.keys()
+            if landed.get(name, 0) != wanted.get(name, 0)
+        )
+        raise MillstreamError(
+            f"the lake and the streams differ in {len(differing)} streams, first `{differing[0]}`: "
+            f"{landed.get(differing[0], 0)} landed, {wanted.get(differing[0], 0)} appended",
+            code="demo_failed",
+        )
+    return {"records": table.num_rows, "streams": len(landed), "files": len(found.files)}
+
+
+def _tables(session: Any, lake: Path) -> dict[str, str]:
+    rows = session.read.parquet(str(lake))
+    rows.selectExpr("stream", "cast(value as string) as text").createOrReplaceTempView("lake")
+    tables = {}
+    for title, query in QUERIES.items():
+        found = session.sql(query)
+        tables[title] = _table(found.columns, [tuple(row) for row in found.collect()])
+    return tables
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    shown = [
+        tuple(f"{cell:,}" if not isinstance(cell, str) else cell for cell in row) for row in rows
+    ]
+    widths = [
+        max(len(name), *(len(row[column]) for row in shown)) for column, name in enumerate(names)
+    ]
+    lines = [
+        "  ".join(name.upper().ljust(width) for name, width in zip(names, widths, strict=True))
+    ]
+    for row, raw in zip(shown, rows, strict=True):
+        cells = zip(row, raw, widths, strict=True)
+        lines.append(
+            "  ".join(
+                text.ljust(width) if isinstance(cell, str) else text.rjust(width)
+                for text, cell, width in cells
+            )
+        )
+    return "\n".join(f"  {line.rstrip()}" for line in lines)
+
+
+def _plots(steps: list[tuple[float, Step, int | None]]) -> list[Series]:
+    first = steps[0][0] - steps[0][1].seconds if steps else 0.0
+    rate = tuple((at - first, step.rows / max(step.seconds, 0.001)) for at, step, _ in steps)
+    behind = tuple((at - first, float(lag)) for at, _, lag in steps if lag is not None)
+    return [Series("throughput", "records/s", rate), Series("lag", "records", behind)]
+
+
+def _look_around(directory: Path) -> str:
+    return f"""
+Everything is in {directory}:
+  demo.svg       the plots
+  lake/          Parquet files, by day
+  data/          the server's data directory
+  server.log, spark.log
+
+Look around:
+  millstream serve --data-dir {directory / "data"}
+  millstream tail {ORDERS} -n 5
+  python -c "import pyarrow.dataset as d; print(d.dataset('{directory / "lake"}').count_rows())"
+  rm -r {directory}"""

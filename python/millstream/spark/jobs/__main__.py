@@ -1,0 +1,114 @@
+"""Runs a job inside a Spark application: what `spark-submit` starts on a cluster.
+
+    spark-submit ... run_job.py land --url URL --from NAME --to PATH --checkpoint DIR [--every 10s]
+    python -m millstream.spark.jobs land ...
+
+Where it sits: beside `cli/pipeline.py`, which does the same for a person at a terminal; here are only
+the standard library and pyspark, and the master and all settings come from `spark-submit`.
+Invariant I-JMN-1: it takes the same names and values as `millstream pipeline run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import TYPE_CHECKING, Final
+
+from millstream.errors import InvalidArgument, MillstreamError
+from millstream.spark.jobs import JOBS, driver, find
+from millstream.spark.jobs.job import Request, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from millstream.spark.jobs.driver import Step
+
+_DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="millstream.spark.jobs", description="Run a job.")
+    found.add_argument("job", choices=list(JOBS))
+    found.add_argument("--url", required=True, help="server that has the streams")
+    found.add_argument("--from", dest="streams", action="append", required=True)
+    found.add_argument("--to", dest="target", required=True)
+    found.add_argument("--checkpoint")
+    found.add_argument("--every", help="10s, 5m, ...; without it the run ends at the tail")
+    found.add_argument("--once", action="store_true", help="the default")
+    found.add_argument("--max-rows", type=int)
+    found.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    for name in dict.fromkeys(option.name for job in JOBS.values() for option in job.options):
+        found.add_argument(f"--{name}", dest=f"job_{name}")
+    return found
+
+
+def request_of(given: argparse.Namespace) -> Request:
+    options = {
+        name.removeprefix("job_"): value
+        for name, value in vars(given).items()
+        if name.startswith("job_") and value is not None
+    }
+    pairs = {}
+    for text in given.option:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidArgument(f"`{text}` is not NAME=VALUE")
+        pairs[name] = value
+    return Request(
+        url=given.url,
+        streams=tuple(given.streams),
+        target=Target.parse(given.target),
+        options=options,
+        source_options=pairs,
+        rows_per_batch=given.max_rows,
+        checkpoint=given.checkpoint,
+    )
+
+
+def every_seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidArgument(f"`{text}` is not a duration", hint="write it like 10s, 5m or 1h")
+    return float(int(match[1]) * _UNIT_SECONDS[match[2] or "s"])
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    given = parser().parse_args(arguments)
+    job, request = find(given.job), request_of(given)
+    pause = None if given.once else every_seconds(given.every)
+    driver.check(job, request)
+    from pyspark.sql import SparkSession
+
+    with driver.hold(request):
+        session = SparkSession.builder.appName(f"millstream {job.name}").getOrCreate()
+        with driver.closing(session):
+            query = driver.start(job, request, session, every_seconds=pause)
+            with driver.running(query):
+                summary = driver.watch(query, _tell)
+    print(f"done: {summary.rows} rows in {summary.batches} batches", file=sys.stderr)
+
+
+def _tell(step: Step) -> None:
+    behind = driver.records_behind(step.progress)
+    lag = "" if behind is None else f", {behind} records behind the tail"
+    print(f"batch {step.batch}: {step.rows} rows in {step.seconds:.1f} s{lag}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a job; 0 if it was done, 1 with one sentence on stderr if not."""
+    try:
+        run(arguments)
+    except MillstreamError as error:
+        print(f"error: {error.code}: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
