@@ -11,14 +11,13 @@
     ├── ClientClosed              the client was closed before this call
     ├── ProducerClosed            the producer was closed or failed before
     ├── SettingsError             a setting is wrong
-    ├── SetupError                something that this feature needs is missing or too old
-    ├── PipelineError             a job of the data pipeline cannot go on
-    │   └── CheckpointBusy        another run uses this checkpoint
     ├── OptionInvalid             an option of the Spark connector is unknown or wrong
     ├── SchemaMismatch            a schema given to the Spark connector does not fit
     ├── DataLoss                  records that a Spark query still had to read are gone
     ├── RecordMalformed           a record is not the JSON that FAILFAST demands
-    ├── SparkNotSupported         the installed Spark or pyarrow cannot run the connector
+    ├── SetupError                something that this feature needs is missing or too old
+    ├── PipelineError             a job of the data pipeline cannot go on
+    │   └── CheckpointBusy        another run uses this checkpoint
     └── ServerError               the server refused; `.code` and `.status` say why
         ├── BadRequest            malformed request
         │   ├── OffsetInvalid     the offset is malformed or beyond the tail
@@ -149,24 +148,6 @@ class SettingsError(MillstreamError):
     code = "settings_invalid"
 
 
-class SetupError(MillstreamError):
-    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
-
-    code = "setup_incomplete"
-
-
-class PipelineError(MillstreamError):
-    """A job of the data pipeline cannot go on; nothing that was published is touched."""
-
-    code = "pipeline_failed"
-
-
-class CheckpointBusy(PipelineError):
-    """Another run of a job uses this checkpoint."""
-
-    code = "checkpoint_busy"
-
-
 class OptionInvalid(MillstreamError, ValueError):
     """An option of the Spark connector is unknown, or its value is wrong."""
 
@@ -191,10 +172,22 @@ class RecordMalformed(MillstreamError):
     code = "record_malformed"
 
 
-class SparkNotSupported(MillstreamError):
-    """The installed Spark or pyarrow is too old for the connector, or missing."""
+class SetupError(MillstreamError):
+    """Something that this feature needs (Java, pyspark, ...) is missing or too old on this machine."""
 
-    code = "spark_not_supported"
+    code = "setup_incomplete"
+
+
+class PipelineError(MillstreamError):
+    """A job of the data pipeline cannot go on; nothing that was published is touched."""
+
+    code = "pipeline_failed"
+
+
+class CheckpointBusy(PipelineError):
+    """Another run of a job uses this checkpoint."""
+
+    code = "checkpoint_busy"
 
 
 class ServerError(MillstreamError):
@@ -400,6 +393,8 @@ CODES: Final[dict[str, type[MillstreamError]]] = {
     "shutting_down": Unavailable,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": InsufficientStorage,
+    "arrow_invalid": BadRequest,
+    "checksum_mismatch": BadRequest,
     "stage_full": InsufficientStorage,
     "stage_exists": StageConflict,
     "stage_committed": StageConflict,

@@ -257,6 +257,20 @@ class Settings:
         minimum=1,
         maximum=365 * 24 * 60 * 60,
     )
+    stage_bytes_max: int = _size(
+        4 * GIB,
+        "staged records that wait for a commit; more is refused",
+        group="storage",
+        minimum=MIB,
+        maximum=16 * 1024 * GIB,
+    )
+    stage_ttl_s: int = _count(
+        60 * 60,
+        "seconds that staged records wait for a commit",
+        group="storage",
+        minimum=1,
+        maximum=30 * 24 * 60 * 60,
+    )
     url: str = _row(
         DEFAULT_URL,
         "server that client commands and `millstream.connect()` talk to",

@@ -11,33 +11,17 @@ from typing import Any
 
 __all__ = ["DefaultSource"]
 
-SPARK_MIN = (4, 2)
-
 
 def _problem() -> str:
     """Why the connector cannot run here; empty if it can."""
+    from millstream.errors import MillstreamError
+    from millstream.spark.errors import connector_error
+    from millstream.spark.versions import require_spark
+
     try:
-        import pyspark
-    except ImportError:
-        return (
-            "spark_not_supported: pyspark is not installed. Hint: pip install 'millstream[spark]'."
-        )
-    parts = pyspark.__version__.split(".")
-    try:
-        version = (int(parts[0]), int(parts[1]))
-    except (ValueError, IndexError):
-        version = SPARK_MIN
-    if version < SPARK_MIN:
-        return (
-            f"spark_not_supported: Spark {pyspark.__version__} is too old for Millstream. "
-            "Hint: install pyspark 4.2 or newer, on the cluster too."
-        )
-    try:
-        import pyarrow  # noqa: F401 - only whether it is there
-    except ImportError:
-        return (
-            "spark_not_supported: pyarrow is not installed. Hint: pip install 'millstream[spark]'."
-        )
+        require_spark()
+    except MillstreamError as error:
+        return str(connector_error(error))
     return ""
 
 
@@ -59,17 +43,17 @@ def _broken(text: str) -> type[Any]:
 
 
 def _find() -> type[Any]:
-    text = _problem()
-    if not text:
-        try:
+    try:
+        text = _problem()
+        if not text:
             from millstream.spark.source import MillstreamDataSource
 
             return MillstreamDataSource
-        except Exception as error:  # noqa: BLE001 - whatever it is, Spark must find the other sources
-            text = (
-                f"spark_not_supported: the Millstream connector cannot be loaded: {error!r}. "
-                "Hint: `millstream doctor` says what is missing."
-            )
+    except Exception as error:  # noqa: BLE001 - whatever it is, Spark must find the other sources
+        text = (
+            f"setup_incomplete: the Millstream connector cannot be loaded: {error!r}. "
+            "Hint: `millstream doctor` says what is missing."
+        )
     return _broken(text)
 
 

@@ -56,10 +56,10 @@ def test_lost_answers_are_asked_for_again(client: Client, proxy: FaultProxy) -> 
     staged = stage(client, "one", body("1", "[2]"), stream="s")
     assert (staged.rows, staged.streams) == (2, ("s",))
     assert [call.status for call in proxy.seen("PUT", "/v1/stage/")] == [201, 200]
-    assert commit(client, "p", 3, [staged]).duplicate is True
+    assert commit(client, "p", 3, [staged.ref], streams=["s"]).duplicate is True
     assert texts(client) == ["1", "[2]"]
     spare = stage(client, "two", body("3"), stream="s")
-    assert unstage(client, spare.id) == "gone"
+    assert unstage(client, spare.ref.id) == "gone"
 
 
 def test_a_server_that_restarts_is_waited_for(
@@ -71,7 +71,7 @@ def test_a_server_that_restarts_is_waited_for(
     proxy.at("PUT", "/v1/stage/", crash, moment="before")
     proxy.at("POST", "/v1/commit", crash, moment="before")
     staged = [stage(client, f"stage-{n}", body(str(n)), stream="s") for n in range(3)]
-    outcome = commit(client, "p", 1, staged)
+    outcome = commit(client, "p", 1, [one.ref for one in staged], streams=["s"])
     assert (outcome.duplicate, outcome.rows) == (False, 3)
     proxy.check()
     assert texts(client) == ["0", "1", "2"]
@@ -81,7 +81,7 @@ def test_the_patience_ends(client: Client, proxy: FaultProxy) -> None:
     proxy.at("POST", "/v1/commit", drop, times=1000, moment="after")
     staged = stage(client, "one", body("1"), stream="s")
     with pytest.raises(ConnectionFailed):
-        commit(client, "p", 1, [staged], patience_seconds=0.5)
+        commit(client, "p", 1, [staged.ref], streams=["s"], patience_seconds=0.5)
     assert len(proxy.seen("POST", "/v1/commit")) > 1
     assert unstage(client, "one") == "committed"
     assert texts(client) == ["1"]
@@ -97,12 +97,12 @@ def test_refusals_come_at_once_and_by_name(client: Client, proxy: FaultProxy) ->
         stage(client, "c", body("2"), stream="s")
     assert unstage(client, "c") == "deleted"
     with pytest.raises(StageGone):
-        commit(client, "p", 1, [staged])
+        commit(client, "p", 1, [staged.ref], streams=["s"])
     later = stage(client, "d", body("4"), stream="s")
-    assert commit(client, "p", 5, [later]).rows == 1
+    assert commit(client, "p", 5, [later.ref], streams=["s"]).rows == 1
     older = stage(client, "e", body("5"), stream="s")
     with pytest.raises(ProducerFenced):
-        commit(client, "p", 4, [older])
+        commit(client, "p", 4, [older.ref], streams=["s"])
     assert texts(client) == ["4"]
     assert len({call.body for call in proxy.seen("POST", "/v1/commit")}) == 3, (
         "a refusal was repeated"

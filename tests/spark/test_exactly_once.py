@@ -2,7 +2,7 @@
 
 Each fault happens once in `make test`, ten times with other seeds under MILLSTREAM_TEST_FULL=1; a failing round prints its
 seed, and MILLSTREAM_TEST_SEED repeats it. Faults are placed by a proxy between Spark and the real server, so the code that
-runs is the code that is shipped. What happens to what is in tests/spark/faults.
+runs is the code that is shipped. What happens to what is in tests/support/spark_faults.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from millstream.client._sync import Client
-from spark.faults import jobs
-from spark.faults.processes import executor_of
-from spark.faults.round import BATCHES, COMMIT, STAGE, Round
 from support.fault_proxy import Call, FaultProxy, drop
 from support.server import Server
 from support.spark import Driver, session_processes
+from support.spark_faults import jobs
+from support.spark_faults.processes import executor_of
+from support.spark_faults.round import BATCHES, COMMIT, STAGE, Round
 
 ROUNDS_FULL = 10
 

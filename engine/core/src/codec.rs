@@ -26,6 +26,8 @@
 use crate::io::sabotage::{self, Sabotage};
 use crate::model::StreamId;
 
+pub mod adopt;
+
 pub const FILE_HEADER_BYTES: u64 = 64;
 pub const BATCH_HEADER_BYTES: usize = 64;
 pub const FRAME_HEADER_BYTES: usize = 56;
@@ -61,6 +63,8 @@ pub enum FrameKind {
     CleanStop = 9,
     /// The class changes; extra = class, payload = since when, epoch = the epoch that begins here.
     Configure = 10,
+    /// Bytes that lie in staged packs are appended; extra as of an append, payload = where they are ([`adopt`]).
+    Adopt = 11,
 }
 
 impl FrameKind {
@@ -77,6 +81,7 @@ impl FrameKind {
             Start,
             CleanStop,
             Configure,
+            Adopt,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == value)
@@ -184,6 +189,20 @@ pub struct ProducerTag<'a> {
     pub id: &'a [u8],
     pub epoch: u64,
     pub seq: u64,
+}
+
+/// First byte of the id of a producer that commits stages. No header can carry it, so that the two kinds of
+/// producers never meet, whatever their names are.
+pub const COMMITTER_MARK: u8 = 0;
+
+pub fn is_committer(id: &[u8]) -> bool {
+    id.first() == Some(&COMMITTER_MARK)
+}
+
+impl ProducerTag<'_> {
+    pub fn is_committer(&self) -> bool {
+        is_committer(self.id)
+    }
 }
 
 impl<'a> AppendExtra<'a> {

@@ -61,6 +61,10 @@ pub struct Config {
     pub scrub_bytes_per_second: u64,
     /// Least time from the beginning of one pass to the beginning of the next.
     pub scrub_interval_s: u64,
+    /// Bytes of files that wait for a commit.
+    pub stage_bytes_max: u64,
+    /// How long a stage waits for its commit.
+    pub stage_ttl_s: u64,
     pub insecure: bool,
     /// Scheme and authority of `Location` headers when a proxy stands in front.
     pub public_url: Option<String>,
@@ -99,6 +103,8 @@ impl Default for Config {
             sweep_interval_ms: 1_000,
             scrub_bytes_per_second: 8 << 20,
             scrub_interval_s: 24 * 3600,
+            stage_bytes_max: 4 << 30,
+            stage_ttl_s: 3600,
             insecure: false,
             public_url: None,
             fault_sync_delay_ms: 0,

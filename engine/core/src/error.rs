@@ -54,6 +54,13 @@ error_codes! {
     ShuttingDown "shutting_down" 503 "Shutting down" "Try again when the server is back.";
     OutcomeUnknown "outcome_unknown" 503 "Outcome unknown" "The log failed while the request was under way; it may or may not have been stored. Retry with a producer.";
     StorageFull "storage_full" 507 "Storage full" "Free disk space; writes resume by themselves.";
+    ArrowInvalid "arrow_invalid" 400 "Invalid Arrow stream" "Send an Arrow IPC stream, not compressed, with a column value (binary or utf8) and a column stream (utf8) or ?stream=NAME.";
+    ChecksumMismatch "checksum_mismatch" 400 "Body does not match its checksum" "The body was changed on its way; send it again.";
+    StageExists "stage_exists" 409 "Stage exists with other bytes" "Use a new id for each attempt.";
+    StageGone "stage_gone" 404 "Stage not found" "It was given up, or nobody committed it within stage_ttl_s; stage the rows again.";
+    StageCommitted "stage_committed" 409 "Stage committed" "A commit has taken it; nothing was touched.";
+    StageMismatch "stage_mismatch" 409 "Stage has another checksum" "Commit what PUT has answered.";
+    StageFull "stage_full" 507 "Too much is staged" "Commit or give up stages, or raise stage_bytes_max.";
     DurabilityUnavailable "durability_unavailable" 501 "Durability class unavailable" "This server offers ephemeral, memory, disk and fsync.";
     DurabilityUnknown "durability_unknown" 400 "Unknown durability class" "One of ephemeral, memory, disk, fsync, quorum, object.";
     OriginRefused "origin_refused" 403 "Origin refused" "The control plane answers pages of its own origin only.";

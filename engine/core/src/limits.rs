@@ -28,6 +28,21 @@ pub const WAL_RESERVE_BYTES: u64 = 256 * 1024;
 pub const WAL_FIRST_FILE_BYTES: u64 = 4 * 1024 * 1024;
 /// Prewritten WAL files kept ready behind the current one.
 pub const WAL_SPARE_FILES: usize = 1;
+/// A staged section of at least this many bytes stays where it was staged; smaller ones are copied by the checkpoint.
+pub const ADOPT_MIN_BYTES: u64 = 4 * 1024 * 1024;
+/// A commit of at most this many bytes goes into the log itself.
+pub const COMMIT_COPY_MAX_BYTES: u64 = 256 * 1024;
+/// What a commit may take in the log; it is one batch.
+pub const COMMIT_FRAMES_MAX_BYTES: usize = BATCH_MAX_BYTES;
+/// Staged records of JSON streams share an index entry up to this many bytes: windows of readers end at entries.
+pub const STAGE_ENTRY_BYTES: u64 = 256 * 1024;
+/// Streams of one stage or commit, and stages of one commit.
+pub const STAGE_STREAMS_MAX: usize = 20_000;
+pub const COMMIT_STAGES_MAX: usize = 20_000;
+/// Producers of commits remembered per stream; the one that was silent longest leaves first.
+pub const COMMITTERS_PER_STREAM_MAX: usize = 4_096;
+/// Ids of committed stages remembered, so that their removal is refused.
+pub const COMMITTED_STAGES_MAX: usize = 200_000;
 /// Streams written per catalog transaction of a checkpoint.
 pub const CHECKPOINT_CHUNK_STREAMS: usize = 20_000;
 /// Hot bytes may grow to this multiple of `checkpoint_bytes` before appends wait.

@@ -76,6 +76,13 @@ metrics! {
     pipeline_answer_bytes "gauge" "millstream_pipeline_answer_bytes" "Bytes of pipeline answers that clients have not taken yet.";
     pipeline_read_rows "counter" "millstream_pipeline_read_rows_total" "Rows returned by /v1/read.";
     pipeline_read_bytes "counter" "millstream_pipeline_read_bytes_total" "Bytes of Arrow returned by /v1/read.";
+    stages_waiting "gauge" "millstream_stages_waiting" "Stages that wait for a commit.";
+    stages_waiting_bytes "gauge" "millstream_stages_waiting_bytes" "Bytes of files of stages that wait for a commit.";
+    stages_expired "counter" "millstream_stages_expired_total" "Stages that nobody committed in time.";
+    commits "counter" "millstream_commits_total" "Commits of staged records.";
+    commit_duplicates "counter" "millstream_commit_duplicates_total" "Commits answered as a repetition.";
+    committed_rows "counter" "millstream_committed_rows_total" "Records appended by commits.";
+    committed_bytes "counter" "millstream_committed_bytes_total" "Bytes appended by commits, as stored.";
     control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
 }
 

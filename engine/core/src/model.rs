@@ -218,6 +218,19 @@ impl Extent {
     }
 }
 
+/// Bytes of one stream in a staged pack, with their index relative to where they begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Adopted {
+    pub pack: u32,
+    pub file_position: u64,
+    pub len: u64,
+    pub records: u64,
+    pub index_count: u32,
+    /// Where the relative index lies in the pack, and the CRC32C of all of it.
+    pub index_at: u64,
+    pub index_crc: u32,
+}
+
 /// A file of a stream's bytes: its own segment, a pack shared by many small streams, or bytes of `ephemeral`
 /// streams that memory had no room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

@@ -61,6 +61,8 @@ fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()>
         "sweep_interval_ms" => config.sweep_interval_ms = value.extract()?,
         "scrub_bytes_per_second" => config.scrub_bytes_per_second = value.extract()?,
         "scrub_interval_s" => config.scrub_interval_s = value.extract()?,
+        "stage_bytes_max" => config.stage_bytes_max = value.extract()?,
+        "stage_ttl_s" => config.stage_ttl_s = value.extract()?,
         "insecure" => config.insecure = value.extract()?,
         "public_url" => {
             let url: Option<String> = value.extract()?;

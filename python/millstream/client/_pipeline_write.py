@@ -41,11 +41,18 @@ UNSTAGE_PATIENCE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """What the server holds under one stage id."""
+class StageRef:
+    """What a commit names: these bytes under this id."""
 
     id: str
     checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the server holds under one stage id."""
+
+    ref: StageRef
     rows: int
     bytes: int
     streams: tuple[str, ...]
@@ -86,8 +93,7 @@ def stage(
     document = _document(run(steps, client._pool), STAGE_PATH)
     try:
         return Stage(
-            id=stage_id,
-            checksum=str(document["checksum"]),
+            ref=StageRef(stage_id, str(document["checksum"])),
             rows=int(document["rows"]),
             bytes=int(document["bytes"]),
             streams=tuple(str(entry["name"]) for entry in document["streams"]),
@@ -131,17 +137,20 @@ def commit(
     client: Client,
     producer: str,
     epoch: int,
-    stages: Sequence[Stage],
+    stages: Sequence[StageRef],
     *,
+    streams: Iterable[str],
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Committed:
-    """Append what was staged, in this order, to all its streams or to none, exactly once."""
+    """Append what was staged, in this order, to all its streams or to none, exactly once.
+
+    `streams` are the targets: by them a repetition is told even when its stages are gone.
+    """
     operations = client._operations
-    names = sorted({name for entry in stages for name in entry.streams})
     document = {
         "producer": producer,
         "epoch": epoch,
-        "streams": names,
+        "streams": sorted(set(streams)),
         "stages": [{"id": entry.id, "checksum": entry.checksum} for entry in stages],
     }
     request = Request(
@@ -235,10 +244,12 @@ def _answered(
 
 
 def _unanswered(error: errors.MillstreamError) -> bool:
-    """Busy, starting, stopping or not sure: ask again. A full disk or budget is an answer."""
+    """Busy, starting, stopping, not sure, or damaged on its way: ask again. Full is an answer."""
     if isinstance(error, errors.InsufficientStorage):
         return False
-    return isinstance(error, errors.OutcomeUnknown) or may_repeat(error, safe=True)
+    if isinstance(error, errors.OutcomeUnknown) or error.code == "checksum_mismatch":
+        return True
+    return may_repeat(error, safe=True)
 
 
 def _document(response: Response, path: str) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def _finished(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array | None:
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, column.type)
     if array.type == kind:
-        return array
+        return None if _has_negative_zero(array) else array
     form = _ISO_DATE if pa.types.is_date(kind) else _ISO_TIME
     fits = pc.match_substring_regex(array, form)
     if pc.all(fits, min_count=0).as_py() is False:
@@ -208,3 +208,16 @@ def _finished(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array | None:
         return array.cast(kind)
     except pa.ArrowInvalid:
         return None
+
+
+def _has_negative_zero(array: pa.Array) -> bool:
+    """Arrow makes -0.0 of the integer -0 too, Spark only of a fraction: the text has to decide."""
+    kind = array.type
+    if pa.types.is_list(kind):
+        return _has_negative_zero(array.flatten())
+    if pa.types.is_struct(kind):
+        return any(_has_negative_zero(field) for field in array.flatten())
+    if not pa.types.is_floating(kind):
+        return False
+    zeros = array.filter(pc.equal(array, 0.0))
+    return len(zeros) > 0 and bool(pc.any(pc.less(pc.divide(1.0, zeros), 0.0)).as_py())

@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.client import _wire as wire
-from millstream.client._pipeline_write import append_numbered
+from millstream.client._pipeline_write import append_numbered, content_type_of
 from millstream.errors import JsonInvalid, StreamNotFound
-from millstream.spark.staging import STREAM, VALUE, Rows, ensure_streams, reworded
+from millstream.spark.staging import Rows, ensure_streams
+from millstream.spark.write_options import STREAM, VALUE
 from millstream.types import is_json_type
 
 if TYPE_CHECKING:
@@ -36,13 +37,18 @@ class DirectAppender:
     """Appends the rows of one task; `producer` is the same for every attempt of the task."""
 
     def __init__(
-        self, client: Client, options: WriteOptions, rows: Rows, producer: str, epoch: int
+        self,
+        client: Client,
+        options: WriteOptions,
+        rows: Rows,
+        producer: tuple[str, int],
+        patience_seconds: float,
     ) -> None:
         self._client = client
         self._options = options
         self._rows = rows
-        self._producer = producer
-        self._epoch = epoch
+        self._producer, self._epoch = producer
+        self._patience_seconds = patience_seconds
         self._open: list[pa.RecordBatch] = []
         self._sent = 0
         self._sequences: dict[str, int] = {}
@@ -50,7 +56,9 @@ class DirectAppender:
 
     def add(self, batch: pa.RecordBatch) -> None:
         chosen = self._rows.take(batch)
-        ensure_streams(self._client, self._options, self._rows.new_streams(chosen))
+        if self._options.create_streams:
+            news = self._rows.new_streams(chosen)
+            ensure_streams(self._client, self._options, news, self._patience_seconds)
         self._open.append(chosen)
         limit = self._options.direct_records
         while sum(part.num_rows for part in self._open) >= limit:
@@ -76,7 +84,14 @@ class DirectAppender:
             for body in bodies:
                 sequence = self._sequences.get(name, 0)
                 producer = (self._producer, self._epoch, sequence)
-                append_numbered(self._client, name, content_type, body, producer)
+                append_numbered(
+                    self._client,
+                    name,
+                    content_type,
+                    body,
+                    producer,
+                    patience_seconds=self._patience_seconds,
+                )
                 self._sequences[name] = sequence + 1
         self._sent += table.num_rows
 
@@ -95,10 +110,10 @@ class DirectAppender:
         known = self._types.get(name)
         if known is None:
             try:
-                known = self._client.stream(name).info().content_type
+                known = content_type_of(self._client, name, patience_seconds=self._patience_seconds)
             except StreamNotFound as error:
                 hint = "create it first, or set the option `createStreams` to true"
-                raise reworded(error, error.message, hint) from None
+                raise error.reworded(hint=hint) from None
             self._types[name] = known
         return known
 

@@ -12,8 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import struct
 from collections.abc import Callable
@@ -88,6 +86,7 @@ class RecordConverter:
             if convert is None or name is None:
                 tokens.skip_children()
                 continue
+            depth = tokens.depth
             tokens.next()
             try:
                 values[name] = convert(tokens)
@@ -96,7 +95,7 @@ class RecordConverter:
                 values[name] = partial.result
             except FAULTS:
                 broken = True
-                tokens.skip_children()
+                tokens.leave_to(depth)
         if broken:
             raise Partial(values)
         return values
@@ -156,22 +155,22 @@ class RecordConverter:
         if types.is_integer(kind):
             return {Token.INT: lambda tokens: integer(tokens.text(), kind.bit_width)}
         if types.is_float64(kind):
-            return _numbers(lambda tokens: float(tokens.text())) | {Token.STRING: special_float}
+            return _numbers(_float) | {Token.STRING: special_float}
         if types.is_float32(kind):
-            return _numbers(lambda tokens: single(float(tokens.text()))) | {
-                Token.STRING: special_float
-            }
+            return _numbers(lambda tokens: single(_float(tokens))) | {Token.STRING: special_float}
         if types.is_decimal(kind):
             exact = decimal_of(kind.precision, kind.scale)
-            return _numbers(lambda tokens: exact(tokens.text())) | {
-                Token.STRING: lambda tokens: exact(_decimal_text(tokens))
+            return {
+                Token.INT: lambda tokens: exact(tokens.text()),
+                Token.FLOAT: lambda tokens: exact(tokens.text()),
+                Token.STRING: lambda tokens: exact(_decimal_text(tokens)),
             }
         if types.is_date(kind):
             return {Token.STRING: lambda tokens: date(_filled(tokens))}
         if types.is_timestamp(kind):
             return self._timestamp(kind)
         if types.is_binary(kind):
-            return {Token.STRING: lambda tokens: binary(tokens.text())}
+            return {Token.STRING: lambda tokens: tokens.base64()}
         assert types.is_string(kind), kind
         return dict.fromkeys(Token, json_text)
 
@@ -197,10 +196,18 @@ def _on(by_token: dict[Token, Convert]) -> Convert:
             return None
         found = by_token.get(token)
         if found is None:
+            if token is Token.STRING:
+                tokens.text()  # Spark looks whether it is empty, and may find it broken
             raise Misfit(f"a {token.value} does not fit")
         return found(tokens)
 
     return convert
+
+
+def _float(tokens: Tokens) -> float:
+    """An integer has no negative zero, a fraction has."""
+    text = tokens.text()
+    return 0.0 if text == "-0" else float(text)
 
 
 def _numbers(convert: Convert) -> dict[Token, Convert]:
@@ -309,13 +316,6 @@ def timestamp(text: str, zone: str, *, local: bool) -> int:
 
 def _without_gmt(text: str) -> str:
     return text.replace("GMT", "", 1)
-
-
-def binary(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise Misfit("a text is not base64") from None
 
 
 # ---------------------------------------------------------------------------- any value as text

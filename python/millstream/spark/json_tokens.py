@@ -28,7 +28,14 @@ _PLAIN: Final = {
     "'": re.compile(r"[^'\\\x00-\x1f]*"),
 }
 _WORDS: Final = re.compile(r"true|false|null|NaN|Infinity|-Infinity|-INF|\+Infinity|\+INF")
-_HEX: Final = re.compile(r"[0-9a-fA-F]{4}")
+_HEX: Final = re.compile(r"[0-9a-fA-F]{0,4}")
+_BASE64: Final = {
+    character: value
+    for value, character in enumerate(
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    )
+}
+_PADDING: Final = -2
 _ESCAPES: Final = {
     "b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "/": "/", "\\": "\\", "'": "'",
 }  # fmt: skip
@@ -101,6 +108,51 @@ class Tokens:
             self._value = self._string(self._quote)
         return self._value
 
+    def base64(self) -> bytes:
+        """The bytes of a string of base64. After an error the rest of the string is still to come."""
+        if not self._pending:
+            raise Malformed("the text was read already")
+        decoded = bytearray()
+        while True:
+            character = self._take()
+            while character and character <= " ":
+                character = self._take()
+            if character == self._quote:
+                break
+            group = [self._sextet(character, 0)]
+            if group[0] is None:
+                continue
+            while len(group) < 4 and _PADDING not in group:
+                character = self._take()
+                if character == self._quote and len(group) > 1:
+                    self._position -= 1
+                    raise Malformed("base64 without its padding")
+                group.append(self._sextet(character, len(group)))
+            if len(group) == 3 and self._sextet(self._take(), 3) != _PADDING:
+                raise Malformed("base64 with half a padding")
+            bits = [value for value in group if value is not None and value != _PADDING]
+            whole = sum(value << (18 - 6 * index) for index, value in enumerate(bits))
+            decoded += whole.to_bytes(3, "big")[: len(bits) - 1]
+        self._pending = False
+        self._value = ""
+        return bytes(decoded)
+
+    def _take(self) -> str:
+        self._position += 1
+        return self._text[self._position - 1 : self._position]
+
+    def _sextet(self, character: str, index: int) -> int | None:
+        """Six bits of base64; None for an escaped blank between groups."""
+        if character == "\\":
+            character = self._escape()
+            if index == 0 and character <= " ":
+                return None
+        if character == "=" and index >= 2:
+            return _PADDING
+        if character not in _BASE64:
+            raise Malformed(f"{character!r} in base64")
+        return _BASE64[character]
+
     # ------------------------------------------------------------------ going on
 
     def next(self) -> Token | None:
@@ -141,6 +193,15 @@ class Tokens:
             if token is None:
                 raise Malformed("the text ends inside an object or array")
             depth += (token in STARTS) - (token in ENDS)
+
+    @property
+    def depth(self) -> int:
+        return len(self._scopes)
+
+    def leave_to(self, depth: int) -> None:
+        """Past everything that began deeper than `depth`."""
+        while len(self._scopes) > depth:
+            self.next()
 
     # ------------------------------------------------------------------ parts
 
@@ -248,9 +309,11 @@ class Tokens:
         self._position += 1
         if character == "u":
             match = _HEX.match(self._text, self._position)
-            if match is None:
-                raise Malformed("an escape that is not four hexadecimal digits")
+            assert match is not None
             self._position = match.end()
+            if len(match[0]) < 4:
+                self._position += 1
+                raise Malformed("an escape that is not four hexadecimal digits")
             return chr(int(match[0], 16))
         if character not in _ESCAPES or character == "":
             raise Malformed(f"unknown escape {character!r}")

@@ -98,17 +98,13 @@ class MillstreamDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from millstream.spark.writer import batch_writer
 
-        return batch_writer(
-            self._options.for_use("write"), self._access, schema, overwrite=overwrite
-        )
+        return batch_writer(self._options, self._access, schema, overwrite)
 
     @clear
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         from millstream.spark.writer import stream_writer
 
-        return stream_writer(
-            self._options.for_use("write"), self._access, schema, overwrite=overwrite
-        )
+        return stream_writer(self._options, self._access, schema, overwrite)
 
     def _task(self, schema: StructType) -> ReadTask:
         layout = columns.layout(self._options)

@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -19,25 +18,22 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.client._pipeline_write import Stage, stage, unstage
+from millstream.client._pipeline_write import Stage, StageRef, create_stream, stage, unstage_all
 from millstream.errors import (
     InvalidArgument,
     MillstreamError,
+    ProtocolError,
     StreamConflict,
     StreamNotFound,
 )
+from millstream.spark.write_options import STREAM, VALUE, WriteOptions, log_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from millstream.client._sync import Client
-    from millstream.spark.write_options import WriteOptions
 
-VALUE: Final = "value"
-STREAM: Final = "stream"
-_ROW: Final = re.compile(r"\brow (\d+)")
-
-log = logging.getLogger("millstream.spark")
+_ROW: Final = re.compile(r"\brow (\d+)", re.IGNORECASE)
 
 
 class Rows:
@@ -99,14 +95,18 @@ def encode(batches: list[pa.RecordBatch]) -> bytes:
     return body
 
 
-def ensure_streams(client: Client, options: WriteOptions, names: Iterable[str]) -> None:
-    """Create the targets that are not there, if the user asked for it; others may do so at once."""
-    if not options.create_streams:
-        return
+def ensure_streams(
+    client: Client, options: WriteOptions, names: Iterable[str], patience_seconds: float
+) -> None:
+    """Create the targets that are not there; other tasks may do so at the same time."""
     for name in names:
         try:
-            client.create(
-                name, content_type=options.content_type_or_default, durability=options.durability
+            create_stream(
+                client,
+                name,
+                content_type=options.content_type_or_default,
+                durability=options.durability,
+                patience_seconds=patience_seconds,
             )
         except StreamConflict:
             # It exists. Only what the user named explicitly has to agree with it.
@@ -117,23 +117,36 @@ def ensure_streams(client: Client, options: WriteOptions, names: Iterable[str]) 
 class Stager:
     """Uploads the rows of one task as stages named `{prefix}-{n}`; one upload is under way at a time."""
 
-    def __init__(self, client: Client, options: WriteOptions, rows: Rows, prefix: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        options: WriteOptions,
+        rows: Rows,
+        prefix: str,
+        patience_seconds: float,
+    ) -> None:
         self._client = client
         self._options = options
         self._rows = rows
         self._prefix = prefix
+        self._patience_seconds = patience_seconds
         self._uploader = ThreadPoolExecutor(1, thread_name_prefix="millstream-stage")
         self._under_way: Future[Stage] | None = None
         self._open: list[pa.RecordBatch] = []
         self._open_bytes = 0
         self._open_first_row = 0
         self._started: list[str] = []
-        self.stages: list[Stage] = []
+        self.stages: list[StageRef] = []
+        self.streams: set[str] = set()
+        self.rows = 0
+        self.bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         first_row = self._rows.seen
         chosen = self._rows.take(batch)
-        ensure_streams(self._client, self._options, self._rows.new_streams(chosen))
+        if self._options.create_streams:
+            news = self._rows.new_streams(chosen)
+            ensure_streams(self._client, self._options, news, self._patience_seconds)
         for piece in pieces(chosen, self._options.stage_bytes):
             if self._open and self._open_bytes + piece.nbytes > self._options.stage_bytes:
                 self._send()
@@ -143,40 +156,53 @@ class Stager:
             self._open_bytes += piece.nbytes
             first_row += piece.num_rows
 
-    def finish(self) -> list[Stage]:
+    def finish(self) -> None:
         """Send the rest and wait for every answer."""
         if self._open:
             self._send()
         self._settle()
         self._uploader.shutdown()
-        return self.stages
 
     def discard(self) -> None:
         """Give up what was staged; an upload that is under way ends first."""
         if self._under_way is not None:
             self._under_way.exception()
         self._uploader.shutdown()
-        discard(self._client, self._started)
+        log_left(unstage_all(self._client, self._started))
 
     def _send(self) -> None:
         body = encode(self._open)
+        rows = sum(part.num_rows for part in self._open)
         first_row = self._open_first_row
         self._open, self._open_bytes = [], 0
         self._settle()
         name = f"{self._prefix}-{len(self._started)}"
         self._started.append(name)
-        self._under_way = self._uploader.submit(self._upload, name, body, first_row)
+        self._under_way = self._uploader.submit(self._upload, name, body, first_row, rows)
 
     def _settle(self) -> None:
         if self._under_way is not None:
             pending, self._under_way = self._under_way, None
-            self.stages.append(pending.result())
+            done = pending.result()
+            self.stages.append(done.ref)
+            self.streams.update(done.streams)
+            self.rows += done.rows
+            self.bytes += done.bytes
 
-    def _upload(self, name: str, body: bytes, first_row: int) -> Stage:
+    def _upload(self, name: str, body: bytes, first_row: int, rows: int) -> Stage:
         try:
-            return stage(self._client, name, body, stream=self._options.stream)
+            done = stage(
+                self._client,
+                name,
+                body,
+                stream=self._options.stream,
+                patience_seconds=self._patience_seconds,
+            )
         except MillstreamError as error:
             raise self._explain(error, first_row) from None
+        if done.rows != rows:
+            raise ProtocolError(f"{rows} rows were sent, and {done.rows} were staged")
+        return done
 
     def _explain(self, error: MillstreamError, first_row: int) -> MillstreamError:
         """The server counts rows within a request; the user knows only rows of the partition."""
@@ -189,25 +215,10 @@ class Stager:
                 "a JSON stream takes one JSON text per row (use `to_json`); for other bytes create the "
                 "stream with another content type"
             )
+        elif error.code == "body_empty":
+            hint = "a record has at least one byte; filter empty values out first"
         elif isinstance(error, StreamNotFound):
             hint = "create it first, or set the option `createStreams` to true"
         elif error.code == "stage_full":
             hint = "write less per batch (`maxBytesPerTrigger`), or raise the server's `stage_bytes_max`"
-        return reworded(error, message, hint)
-
-
-def reworded(error: MillstreamError, message: str, hint: str | None) -> MillstreamError:
-    """The same error in words that fit a Spark user."""
-    error.message, error.hint, error.args = message, hint, (message,)
-    return error
-
-
-def discard(client: Client, names: Iterable[str]) -> None:
-    """Give up stages as far as the server answers. Never raises for what expires by itself: this runs
-    beside an error that the user must see, or after a commit that is done."""
-    for name in names:
-        try:
-            unstage(client, name)
-        except MillstreamError as error:
-            log.warning("stage %s was not given up and will expire: %s", name, error)
-            return
+        return error.reworded(message=message, hint=hint)

@@ -1,7 +1,7 @@
 """What a write was asked to do: the writer's options, parsed and checked once.
 
 Where it sits: made by `writer.py` from the options of the data source, used on executors and driver.
-Which names exist is in `options.py`; this is what their values mean together.
+Which options exist and what each may be is in `options.py`; this is what they mean together.
 
 Invariants:
 - I-WOP-1  Values are checked on the driver, before any row is computed.
@@ -10,28 +10,23 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final
 
-from millstream.errors import InvalidArgument
+from millstream.errors import OptionInvalid
 
 if TYPE_CHECKING:
-    from millstream.client._sync import Client
+    from millstream.errors import MillstreamError
     from millstream.spark.options import Options
 
+VALUE: Final = "value"
+STREAM: Final = "stream"
 DEFAULT_CONTENT_TYPE: Final = "application/json"
 """Only a JSON stream shows to every reader where one record ends and the next begins."""
 BATCH_BITS: Final = 40
-"""Generation and batch id share a producer epoch, which is below 2^53."""
+"""A producer epoch is below 2^53: 13 bits of generation, then the batch id."""
 PRODUCER_ID_BYTES_MAX: Final = 128
-
-Mode = Literal["staged", "direct"]
-
-
-class Access(Protocol):
-    """How to reach the server; it travels to executors, and secrets are read where it is used."""
-
-    def connect(self) -> Client: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +35,7 @@ class WriteOptions:
     create_streams: bool
     content_type: str | None
     durability: str | None
-    mode: Mode
+    direct: bool
     producer_id: str | None
     producer_generation: int
     batch_id: int | None
@@ -55,18 +50,18 @@ class WriteOptions:
     def epoch(self, batch_id: int) -> int:
         """The producer epoch of a micro-batch: later batches and generations fence earlier ones."""
         if not 0 <= batch_id < 1 << BATCH_BITS:
-            raise InvalidArgument(f"batch id {batch_id} is not between 0 and 2^{BATCH_BITS}")
+            raise OptionInvalid(f"batch id {batch_id} is not between 0 and 2^{BATCH_BITS}")
         return self.producer_generation << BATCH_BITS | batch_id
 
 
 def parse(options: Options) -> WriteOptions:
-    """What the checked options mean together."""
+    options.for_use("write")
     parsed = WriteOptions(
         stream=options.text("stream") or None,
         create_streams=options.flag("createStreams"),
         content_type=options.text("contentType") or None,
         durability=options.text("durability") if options.given("durability") else None,
-        mode="direct" if options.text("exactlyOnce") == "direct" else "staged",
+        direct=options.text("exactlyOnce") == "direct",
         producer_id=_producer_id(options.text("producerId")),
         producer_generation=options.required_number("producerGeneration"),
         batch_id=options.number("batchId"),
@@ -74,29 +69,32 @@ def parse(options: Options) -> WriteOptions:
         direct_partitions=options.number("directPartitions"),
         direct_records=options.required_number("directRecords"),
     )
-    _check(parsed)
-    return parsed
-
-
-def _check(options: WriteOptions) -> None:
-    if not options.create_streams and (options.content_type or options.durability):
-        raise InvalidArgument(
+    if not parsed.create_streams and (parsed.content_type or parsed.durability):
+        raise OptionInvalid(
             "`contentType` and `durability` count only for streams that are created",
             hint="set `createStreams` to true, or leave them out",
         )
-    if options.mode == "direct" and options.direct_partitions is None:
-        raise InvalidArgument(
+    if parsed.direct and parsed.direct_partitions is None:
+        raise OptionInvalid(
             "`exactlyOnce=direct` needs `directPartitions`, the number of partitions of every batch",
             hint="fix it with `.repartition(N, key).sortWithinPartitions(...)`, or leave the mode staged",
         )
+    return parsed
 
 
 def _producer_id(value: str) -> str | None:
     if not value:
         return None
     if not value.isprintable() or len(value.encode()) > PRODUCER_ID_BYTES_MAX:
-        raise InvalidArgument(
+        raise OptionInvalid(
             f"option `producerId` is {value!r}",
-            hint=f"it is 1 to {PRODUCER_ID_BYTES_MAX} bytes of printable text, the same in every run",
+            hint=f"it is at most {PRODUCER_ID_BYTES_MAX} bytes of printable text, the same in every run",
         )
     return value
+
+
+def log_left(error: MillstreamError | None) -> None:
+    """Say why stages were not given up. They cost the server space until they expire, nothing else."""
+    if error is not None:
+        log = logging.getLogger("millstream.spark")
+        log.warning("stages were not given up and will expire: %s: %s", error.code, error.message)

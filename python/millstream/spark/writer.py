@@ -28,19 +28,24 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, CharType, StringType, StructType, VarcharType
 
-from millstream.client._pipeline_write import Stage, commit
-from millstream.errors import InvalidArgument, MillstreamError, ProducerFenced, ServerError
-from millstream.spark.direct import DirectAppender
-from millstream.spark.staging import STREAM, VALUE, Rows, Stager, discard, reworded
-from millstream.spark.write_options import WriteOptions, parse
+from millstream.client._pipeline_write import StageRef, commit, unstage_all
+from millstream.errors import (
+    NotSupported,
+    OptionInvalid,
+    ProducerFenced,
+    SchemaMismatch,
+    ServerError,
+)
+from millstream.spark.errors import clear
+from millstream.spark.write_options import STREAM, VALUE, WriteOptions, log_left, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
+    from millstream.spark.access import Access
     from millstream.spark.options import Options
-    from millstream.spark.write_options import Access
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -71,10 +76,13 @@ def task_place() -> Place:
 
 @dataclass(slots=True)
 class StagedMessage(WriterCommitMessage):
-    """What a task staged, in row order."""
+    """What a task staged: `stages` in row order, and what they hold together."""
 
     place: Place
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRef, ...]
+    streams: tuple[str, ...]
+    rows: int
+    bytes: int
 
 
 @dataclass(slots=True)
@@ -99,32 +107,47 @@ class _Write:
         """None: Spark numbers the batches."""
 
     def write_rows(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        # Here and not above: the driver's commit does without pyarrow, which takes long to import.
+        from millstream.spark.direct import DirectAppender
+        from millstream.spark.staging import Rows, Stager
+
         place = task_place()
         rows = Rows(self._options, place.partition)
         with self._access.connect() as client:
-            if self._options.mode == "direct":
+            if self._options.direct:
                 producer, epoch = self._direct_numbers(place)
-                appender = DirectAppender(client, self._options, rows, producer, epoch)
+                appender = DirectAppender(
+                    client, self._options, rows, (producer, epoch), self._access.patience_seconds
+                )
                 for batch in iterator:
                     appender.add(batch)
                 return DirectMessage(place, appender.finish())
-            stager = Stager(client, self._options, rows, self._stage_prefix(place))
+            stager = Stager(
+                client,
+                self._options,
+                rows,
+                self._stage_prefix(place),
+                self._access.patience_seconds,
+            )
             try:
                 for batch in iterator:
                     stager.add(batch)
-                return StagedMessage(place, tuple(stager.finish()))
+                stager.finish()
             except BaseException:
                 stager.discard()
                 raise
+            return StagedMessage(
+                place, tuple(stager.stages), tuple(stager.streams), stager.rows, stager.bytes
+            )
 
     def commit_rows(
         self, messages: Sequence[WriterCommitMessage | None], batch: int | None
     ) -> None:
-        written = [message for message in messages if message is not None]
-        if self._options.mode == "direct":
+        if self._options.direct:
             self._check_partitions(len(messages))
             return
-        staged = [message for message in written if isinstance(message, StagedMessage)]
+        staged = [message for message in messages if isinstance(message, StagedMessage)]
+        assert len(staged) == len(messages), "a commit without the rows of a task would lose them"
         stages = [stage for message in staged for stage in message.stages]
         if not stages:
             return
@@ -134,11 +157,18 @@ class _Write:
         epoch = self._options.epoch(number)
         with self._access.connect() as client:
             try:
-                outcome = commit(client, producer, epoch, stages)
+                outcome = commit(
+                    client,
+                    producer,
+                    epoch,
+                    stages,
+                    streams={name for message in staged for name in message.streams},
+                    patience_seconds=self._access.patience_seconds,
+                )
             except ServerError as error:
                 raise _explain(error, self._options) from None
             if outcome.duplicate:
-                discard(client, [stage.id for stage in stages])
+                log_left(unstage_all(client, [stage.id for stage in stages]))
 
     def abort_rows(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Give up what the tasks staged. Direct appends cannot be taken back; a replay finds them."""
@@ -150,12 +180,12 @@ class _Write:
         ]
         if names:
             with self._access.connect() as client:
-                discard(client, names)
+                log_left(unstage_all(client, names))
 
     def _producer_of(self, place: Place) -> str:
         name = self._producer or place.query
         if name is None:
-            raise InvalidArgument(
+            raise OptionInvalid(
                 "Spark did not tell the id of the streaming query",
                 hint="name the writer with the option `producerId`",
             )
@@ -171,7 +201,7 @@ class _Write:
     def _direct_numbers(self, place: Place) -> tuple[str, int]:
         batch = place.batch if self._batch is None else self._batch
         if batch is None:
-            raise InvalidArgument("Spark did not tell the id of the batch")
+            raise OptionInvalid("Spark did not tell the id of the batch")
         count = self._options.direct_partitions
         producer = f"{self._producer_of(place)}/{place.partition}-of-{count}"
         return producer, self._options.epoch(batch)
@@ -179,7 +209,7 @@ class _Write:
     def _check_partitions(self, count: int) -> None:
         expected = self._options.direct_partitions
         if count != expected:
-            raise InvalidArgument(
+            raise OptionInvalid(
                 f"the batch had {count} partitions, but `directPartitions` is {expected}",
                 hint="fix the number with `.repartition(N, key).sortWithinPartitions(...)`, or use "
                 "`exactlyOnce=staged`, which takes any partitioning",
@@ -189,12 +219,15 @@ class _Write:
 class BatchWriter(_Write, DataSourceArrowWriter):
     """`df.write`: one object for the whole write, so that its random producer reaches every part."""
 
+    @clear
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.write_rows(iterator)
 
+    @clear
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self.commit_rows(messages, None)
 
+    @clear
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self.abort_rows(messages)
 
@@ -202,9 +235,11 @@ class BatchWriter(_Write, DataSourceArrowWriter):
 class StreamWriter(_Write, DataSourceStreamArrowWriter):
     """`df.writeStream`: made anew for each micro-batch and again for its commit."""
 
+    @clear
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.write_rows(iterator)
 
+    @clear
     def commit(
         self,
         messages: list[WriterCommitMessage | None],
@@ -212,6 +247,7 @@ class StreamWriter(_Write, DataSourceStreamArrowWriter):
     ) -> None:
         self.commit_rows(messages, batchId)
 
+    @clear
     def abort(
         self,
         messages: list[WriterCommitMessage | None],
@@ -220,18 +256,19 @@ class StreamWriter(_Write, DataSourceStreamArrowWriter):
         self.abort_rows(messages)
 
 
+@clear
 def batch_writer(
-    options: Options, access: Access, schema: StructType, *, overwrite: bool
+    options: Options, access: Access, schema: StructType, overwrite: bool
 ) -> BatchWriter:
     parsed = parse(options)
     if overwrite:
-        raise InvalidArgument(
+        raise NotSupported(
             "a stream cannot be overwritten",
             hint="use `.mode('append')`; to start anew, remove the stream or write to another one",
         )
     check_schema(schema, parsed)
     if (parsed.producer_id is None) != (parsed.batch_id is None):
-        raise InvalidArgument(
+        raise OptionInvalid(
             "a batch write takes `producerId` and `batchId` together, or none of them",
             hint="in foreachBatch: `.option('producerId', NAME).option('batchId', batch_id)`",
         )
@@ -239,18 +276,19 @@ def batch_writer(
     return BatchWriter(parsed, access, producer=producer, batch=parsed.batch_id or 0)
 
 
+@clear
 def stream_writer(
-    options: Options, access: Access, schema: StructType, *, overwrite: bool
+    options: Options, access: Access, schema: StructType, overwrite: bool
 ) -> StreamWriter:
     parsed = parse(options)
     if overwrite:
-        raise InvalidArgument(
+        raise NotSupported(
             "output mode `complete` would write every result again in each batch",
             hint="use `outputMode('append')`; a stream keeps what was written",
         )
     check_schema(schema, parsed)
     if parsed.batch_id is not None:
-        raise InvalidArgument(
+        raise OptionInvalid(
             "`batchId` is for batch writes; a streaming query has batch ids of its own",
             hint="leave it out, or use it inside foreachBatch",
         )
@@ -262,36 +300,36 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
     types = {field.name: field.dataType for field in schema.fields}
     for name in ("key", "headers"):
         if name in types:
-            raise InvalidArgument(
+            raise SchemaMismatch(
                 f"a record has no `{name}`",
                 hint=f"put it into the value, for example by `to_json(struct(...))`, and drop `{name}`",
             )
     if VALUE not in types:
         columns = ", ".join(types) or "none"
-        raise InvalidArgument(
+        raise SchemaMismatch(
             f"there is no column `value`; the columns are: {columns}",
             hint="for example `.selectExpr('to_json(struct(*)) AS value')`",
         )
     if not isinstance(types[VALUE], (*_TEXT, BinaryType)):
-        raise InvalidArgument(
+        raise SchemaMismatch(
             f"column `value` is {types[VALUE].simpleString()}, not string or binary",
             hint="convert it, for example by `to_json(value)` or `CAST(value AS STRING)`",
         )
     if STREAM in types and not isinstance(types[STREAM], _TEXT):
-        raise InvalidArgument(f"column `stream` is {types[STREAM].simpleString()}, not string")
+        raise SchemaMismatch(f"column `stream` is {types[STREAM].simpleString()}, not string")
     if STREAM not in types and not options.stream:
         hint = "set the option `stream`, or add a column `stream`"
         hint += "; Kafka's column `topic` is called `stream` here" if "topic" in types else ""
-        raise InvalidArgument("the rows have no target", hint=hint)
+        raise SchemaMismatch("the rows have no target", hint=hint)
     others = [name for name in types if name not in (VALUE, STREAM)]
     if others:
-        raise InvalidArgument(
+        raise SchemaMismatch(
             f"a record is one value: the columns {', '.join(others)} would be lost",
             hint="keep what is written: `.select('value')` or `.select('stream', 'value')`",
         )
 
 
-def _explain(error: ServerError, options: WriteOptions) -> MillstreamError:
+def _explain(error: ServerError, options: WriteOptions) -> ServerError:
     hint = error.hint
     if isinstance(error, ProducerFenced):
         hint = "a later batch of this producer is in the stream: another query runs under this name"
@@ -305,4 +343,4 @@ def _explain(error: ServerError, options: WriteOptions) -> MillstreamError:
             "the rows were staged longer than the server's `stage_ttl_s`; restart the query: it "
             "writes the batch again"
         )
-    return reworded(error, error.message, hint)
+    return error.reworded(hint=hint)

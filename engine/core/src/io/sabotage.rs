@@ -21,6 +21,8 @@ pub enum Sabotage {
     ShowEarly,
     /// Appends do not wait for the create or the change of class in front of them.
     ForgetControl,
+    /// A stage is acknowledged before it is on the device.
+    StageUnsynced,
 }
 
 #[cfg(feature = "sabotage")]

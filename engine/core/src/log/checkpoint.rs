@@ -16,14 +16,15 @@ use std::io;
 use std::sync::Arc;
 
 use crate::io::BootId;
-use crate::limits::CHECKPOINT_CHUNK_STREAMS;
+use crate::limits::{ADOPT_MIN_BYTES, CHECKPOINT_CHUNK_STREAMS};
 use crate::log::catalog::{CatalogError, Change};
-use crate::log::cold::{CheckpointWriter, ColdStore, pack_release};
+use crate::log::cold::{CheckpointWriter, ColdStore, is_damage, pack_release};
 use crate::log::directory::Directory;
+use crate::log::index::check_bytes;
 use crate::metrics::{Counter, Metrics};
-use crate::model::{Extent, FileRef, StreamId};
+use crate::model::{Adopted, Extent, FileRef, StreamId};
 use crate::stream::handle::Stream;
-use crate::stream::hot::Hot;
+use crate::stream::hot::{Hot, Run, RunBytes};
 use crate::stream::offsets::Losses;
 use crate::stream::snapshot;
 use crate::stream::state::{Keep, Life};
@@ -159,7 +160,7 @@ impl Checkpoint<'_> {
             };
             if self.lives_in_dead_pack(&entry.extents) {
                 writer
-                    .rewrite(id, &mut entry.extents)
+                    .rewrite(id, &mut entry.extents, self.leave_packs)
                     .map_err(CheckpointError::Disk)?;
             }
             for extent in entry.spilled.iter() {
@@ -167,15 +168,7 @@ impl Checkpoint<'_> {
                     .map_err(CheckpointError::Disk)?;
             }
             if let Some(hot) = &entry.hot {
-                writer
-                    .add(
-                        id,
-                        &mut entry.extents,
-                        hot.start,
-                        entry.base_records,
-                        &hot.contiguous(),
-                        &hot.index,
-                    )
+                self.write_hot(&mut writer, id, hot, entry.base_records, &mut entry.extents)
                     .map_err(CheckpointError::Disk)?;
             }
             snapshot::encode_extents(&entry.extents, &mut value);
@@ -190,6 +183,60 @@ impl Checkpoint<'_> {
         pack_live.extend(summary.pack_live);
         // A removal goes before a put of the same path: ids grow, and changes keep their order.
         self.commit(&changes, &pack_live, last)
+    }
+
+    /// Writes what is in memory, and places what lies in staged packs: large sections as they are, small ones by a
+    /// copy, so that the number of extents follows the number of bytes.
+    fn write_hot(
+        &self,
+        writer: &mut CheckpointWriter<'_>,
+        stream: StreamId,
+        hot: &Hot,
+        mut base_records: u64,
+        extents: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        for run in hot.runs() {
+            match &run.bytes {
+                RunBytes::Memory(bytes) => {
+                    writer.add(stream, extents, run.start, base_records, bytes, run.index)?;
+                }
+                RunBytes::File(section) => match self.load_small(section, &run, base_records)? {
+                    Some(bytes) => {
+                        writer.add(stream, extents, run.start, base_records, &bytes, run.index)?;
+                    }
+                    None => writer.adopt(
+                        stream,
+                        extents,
+                        run.start,
+                        base_records,
+                        section,
+                        run.index,
+                    )?,
+                },
+            }
+            base_records = run.index.last().map_or(base_records, |entry| entry.records);
+        }
+        Ok(())
+    }
+
+    /// The bytes of a section that is too small to stay. One that does not check stays, so that the damage does.
+    fn load_small(
+        &self,
+        section: &Adopted,
+        run: &Run<'_>,
+        base_records: u64,
+    ) -> io::Result<Option<Vec<u8>>> {
+        if section.len >= ADOPT_MIN_BYTES {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; section.len as usize];
+        match self.cold.read_staged(section, 0, &mut bytes) {
+            Ok(()) => {}
+            Err(error) if is_damage(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let whole = check_bytes(run.start, base_records, &bytes, run.index).is_ok();
+        Ok(whole.then_some(bytes))
     }
 
     fn copy_spilled(
@@ -244,7 +291,8 @@ impl Checkpoint<'_> {
     fn finish_stream(&self, entry: &Taken) {
         let mut state = entry.stream.lock();
         if let Some(hot) = &entry.hot {
-            self.hot_bytes(entry.keeps).sub(hot.len());
+            self.hot_bytes(entry.keeps).sub(hot.memory_len());
+            self.cold.let_go(hot.file_parts().map(|part| part.section));
         }
         state.flushing = None;
         if entry.snapshot.is_some() {
@@ -261,7 +309,9 @@ impl Checkpoint<'_> {
             }
             return;
         }
+        let abandoned = std::mem::take(&mut state.abandoned);
         drop(state);
+        self.cold.let_go(abandoned.into_iter());
         self.directory.forget(&entry.stream);
         self.release_spilled(&entry.spilled);
         if let Err(error) = self.cold.remove_stream(&entry.extents) {
@@ -288,7 +338,8 @@ impl Checkpoint<'_> {
         let mut state = entry.stream.lock();
         if let Some(flushing) = state.flushing.take() {
             if state.life == Life::Gone {
-                self.hot_bytes(entry.keeps).sub(flushing.len());
+                self.hot_bytes(entry.keeps).sub(flushing.memory_len());
+                state.abandon(&flushing);
             } else {
                 state.hot = flushing.followed_by(&state.hot);
             }

@@ -22,6 +22,7 @@ pub use self::block::check_one;
 pub use self::check::{Checker, Fault, Progress, Trouble, is_damage};
 use self::files::{FileKey, OpenFiles};
 pub use self::spill::SpillPiece;
+pub use self::staged::extent_of;
 pub use self::writer::{CheckpointSummary, CheckpointWriter};
 use super::index::{self, end_of};
 use super::pack::{self, PACKS_DIRECTORY, section_bytes};
@@ -30,11 +31,14 @@ use super::segment::{self, Part, SEGMENTS_DIRECTORY};
 use crate::io::{Disk, DiskFile, read_exact_at};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
 
+mod adopted;
 mod block;
 mod check;
 mod files;
+mod rewrite;
 mod segments;
 mod spill;
+mod staged;
 mod writer;
 
 #[cfg(test)]
@@ -97,6 +101,7 @@ pub struct ColdStore {
     write_files_max: usize,
     next_pack: Mutex<u32>,
     spilled: Mutex<spill::Spilled>,
+    kept: Mutex<staged::Kept>,
     /// Segment directories whose own creation is known to be durable.
     durable_buckets: Mutex<[bool; 256]>,
     pub pins: Pins,
@@ -127,6 +132,7 @@ impl ColdStore {
             write_files_max,
             next_pack: Mutex::new(next_pack),
             spilled: Mutex::default(),
+            kept: Mutex::default(),
             durable_buckets: Mutex::new([false; 256]),
             pins: Pins::default(),
             pinned_segments: Mutex::default(),
@@ -351,16 +357,19 @@ impl ColdStore {
         }
     }
 
-    /// Every pack on disk with its live bytes from the catalog. A pack that the catalog does not name has
-    /// none: it is dead, or left by a checkpoint that did not finish. To be called by the thread that
-    /// runs checkpoints, between a catalog commit and the next `begin_checkpoint`: a pack being written is not named yet.
+    /// Every pack on disk with its live bytes from the catalog, but for stages and what was adopted from them. A
+    /// pack that the catalog does not name has none: it is dead, or left by a checkpoint that did not finish. To be
+    /// called by the thread that runs checkpoints, between a catalog commit and the next `begin_checkpoint`: a pack
+    /// being written is not named yet.
     pub fn pack_usage(&self, live: &[(u32, u64)]) -> io::Result<Vec<PackUsage>> {
         let live: BTreeMap<u32, u64> = live.iter().copied().collect();
         let entries = self.disk.list(PACKS_DIRECTORY)?;
+        // Asked behind the listing: a stage that is in it was kept before.
+        let kept = self.kept.lock();
         Ok(entries
             .iter()
             .filter_map(|entry| {
-                let number = pack::parse_name(&entry.name)?;
+                let number = pack::parse_name(&entry.name).filter(|number| !kept.holds(*number))?;
                 let live_bytes = live.get(&number).copied().unwrap_or(0);
                 Some(PackUsage {
                     number,

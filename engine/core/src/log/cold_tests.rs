@@ -1,5 +1,7 @@
 //! Cold storage against a naive model, on the real file system and on a disk that loses what was not synced.
 
+use std::collections::HashSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -284,7 +286,9 @@ fn rewriting_empties_old_packs() {
     }
     let mut writer = store.begin_checkpoint().unwrap();
     for stream in &mut streams {
-        writer.rewrite(stream.id, &mut stream.extents).unwrap();
+        writer
+            .rewrite(stream.id, &mut stream.extents, &HashSet::new())
+            .unwrap();
     }
     for (number, change) in writer.finish().unwrap().pack_live {
         *live.entry(number).or_insert(0) += change;

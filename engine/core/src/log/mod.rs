@@ -14,5 +14,6 @@ pub mod recover;
 pub mod replay;
 pub mod scan;
 pub mod segment;
+pub mod stage;
 mod start;
 pub mod wal;

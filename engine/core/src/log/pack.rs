@@ -1,7 +1,8 @@
 //! Packs: files that hold a little of many streams, one section each, written in one sequential pass.
 //!
 //! A million small streams are then a few files per checkpoint and not a million opens. A pack is written
-//! once by one checkpoint and never changed; it is unlinked when no extent points into it any more.
+//! once by one checkpoint and never changed; it is unlinked when no extent points into it any more. A pack may also
+//! begin as a stage (`stage`): then a checkpoint fills in the section headers and indexes that it names.
 //!
 //! ```text
 //! file:    | "MSTRPACK" 8 | version u32 | number u32 | section | section | ...
@@ -12,7 +13,8 @@
 //! Example: 100 bytes in one append take 40 + 104 + 32 = 176 bytes; the first section starts at 16.
 //!
 //! Invariants: sections start at multiples of 8; a pack named by the catalog was synced whole, so that
-//! a section that does not check there is damage; a pack the catalog does not name is garbage.
+//! a section that does not check there is damage; a pack that neither the catalog nor a stage that waits or was
+//! committed names is garbage.
 
 use std::io;
 use std::sync::Arc;
@@ -34,7 +36,7 @@ pub const PACK_EXTENTS_MAX: usize = 8;
 const MAGIC: [u8; 8] = *b"MSTRPACK";
 const VERSION: u32 = 1;
 pub const FILE_HEADER_BYTES: usize = 16;
-const SECTION_HEADER_BYTES: usize = 40;
+pub(super) const SECTION_HEADER_BYTES: usize = 40;
 /// Size of one write; the buffer may exceed it by one section.
 const WRITE_BYTES: usize = 1024 * 1024;
 /// Size of one read while a pack's sections are walked.
@@ -53,6 +55,15 @@ pub fn parse_name(name: &str) -> Option<u32> {
     u32::from_str_radix(stem, 16).ok()
 }
 
+/// First bytes of every pack.
+pub(super) fn file_header(number: u32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(FILE_HEADER_BYTES);
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&number.to_le_bytes());
+    bytes
+}
+
 /// What a section of `len` bytes and `index_count` entries takes in the file. Packs are accounted in this
 /// unit, so that the live share of a pack of tiny appends is not mistaken for waste.
 pub fn section_bytes(len: u64, index_count: u32) -> u64 {
@@ -62,7 +73,7 @@ pub fn section_bytes(len: u64, index_count: u32) -> u64 {
         .saturating_add(index_bytes)
 }
 
-fn padded(len: u64) -> u64 {
+pub(super) fn padded(len: u64) -> u64 {
     len.checked_next_multiple_of(8).unwrap_or(u64::MAX)
 }
 
@@ -77,7 +88,7 @@ pub struct Section {
 }
 
 impl Section {
-    fn encode(&self, pack: u32, out: &mut Vec<u8>) {
+    pub(super) fn encode(&self, pack: u32, out: &mut Vec<u8>) {
         let from = out.len();
         out.extend_from_slice(&self.stream.0.to_le_bytes());
         out.extend_from_slice(&self.start.to_le_bytes());
@@ -124,10 +135,8 @@ impl PackWriter {
         path: &str,
     ) -> io::Result<PackWriter> {
         let file = disk.open(path, OpenMode::CreateNew)?;
-        let mut buffer = Vec::with_capacity(WRITE_BYTES + WRITE_BYTES / 8);
-        buffer.extend_from_slice(&MAGIC);
-        buffer.extend_from_slice(&VERSION.to_le_bytes());
-        buffer.extend_from_slice(&number.to_le_bytes());
+        let mut buffer = file_header(number);
+        buffer.reserve(WRITE_BYTES + WRITE_BYTES / 8);
         Ok(PackWriter {
             number,
             file_ref,

@@ -21,6 +21,7 @@ use crate::log::directory::Directory;
 use crate::log::format::{check_format, check_presence, finish_directory};
 use crate::log::replay::Replay;
 use crate::log::scan::{Scan, log_files};
+use crate::log::stage::StageRecord;
 use crate::log::start::{Ended, LastRun, begin_new_file, has_failed_mark};
 use crate::log::wal::{FAILED_MARK, WalFile};
 use crate::metrics::Metrics;
@@ -41,6 +42,8 @@ pub struct Recovered {
     pub highest_epoch: u64,
     pub highest_generation: u64,
     pub unneeded: Vec<StreamId>,
+    /// What clients have staged and nobody has committed.
+    pub stages: Vec<StageRecord>,
     pub frames: u64,
     pub clean: bool,
 }
@@ -76,10 +79,14 @@ pub fn recover(
     let directory = Directory::new(catalog, Arc::clone(metrics));
 
     let mut scan = Scan::open(disk, &names, checkpoint)?;
-    let mut replay = Replay::new(&directory, metrics, losses, highest_epoch, last_boot);
+    let mut replay = Replay::new(&directory, &cold, metrics, losses, highest_epoch, last_boot);
     scan.run(&mut replay, progress)?;
     replay.finish()?;
     directory.give_expiry_slack();
+    let live = directory.catalog().packs().map_err(EngineError::from)?;
+    let stages = cold
+        .find_stages(&live)
+        .map_err(|error| EngineError::io("staged packs", error))?;
     let failed = has_failed_mark(disk)?;
     let last = LastRun {
         losses: replay.losses.clone(),
@@ -128,6 +135,7 @@ pub fn recover(
         highest_epoch: started.highest_epoch,
         highest_generation: started.generation,
         unneeded,
+        stages,
         frames,
         clean,
     })

@@ -6,16 +6,17 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, Reader};
+use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, Reader, adopt};
 use crate::error::EngineError;
 use crate::io::BootId;
+use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::metrics::Metrics;
 use crate::model::{Class, StreamId};
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{Loss, Losses};
 use crate::stream::snapshot;
-use crate::stream::state::{AppliedAppend, Life, StreamState};
+use crate::stream::state::{AppliedAdopt, AppliedAppend, Life, StreamState};
 
 /// Stands for an unknown boot id in a start frame.
 pub const NO_BOOT_ID: BootId = [0; 16];
@@ -23,6 +24,7 @@ pub const NO_BOOT_ID: BootId = [0; 16];
 /// What replay has learnt beside the streams.
 pub struct Replay<'a> {
     directory: &'a Directory,
+    cold: &'a ColdStore,
     metrics: &'a Metrics,
     /// The stream of the last frame.
     last: Option<Arc<Stream>>,
@@ -42,6 +44,7 @@ pub struct Replay<'a> {
 impl<'a> Replay<'a> {
     pub fn new(
         directory: &'a Directory,
+        cold: &'a ColdStore,
         metrics: &'a Metrics,
         losses: Losses,
         highest_epoch: u64,
@@ -49,6 +52,7 @@ impl<'a> Replay<'a> {
     ) -> Replay<'a> {
         Replay {
             directory,
+            cold,
             metrics,
             last: None,
             unknown: HashSet::new(),
@@ -142,7 +146,11 @@ impl<'a> Replay<'a> {
         }
         self.directory.mark_dirty(&stream, &mut state.dirty);
         match frame.kind {
-            FrameKind::Append => apply_append(&mut state, frame)?,
+            FrameKind::Append => {
+                apply_append(&mut state, frame)?;
+                self.metrics.hot_bytes.add(frame.payload.len() as u64);
+            }
+            FrameKind::Adopt => self.adopt(&mut state, frame)?,
             FrameKind::SoftDelete | FrameKind::Purge => {
                 let freed = state.apply_delete(frame.kind == FrameKind::Purge, frame.sequence);
                 self.metrics.hot_bytes.sub(freed);
@@ -155,14 +163,46 @@ impl<'a> Replay<'a> {
         }
         state.applied_sequence = frame.sequence;
         state.publish_applied();
+        self.note_unneeded(&stream, &state);
+        Ok(())
+    }
+
+    /// Takes over staged bytes again. Their pack was synced before the frame was written and is kept until a checkpoint
+    /// has placed them, so that one which is not there is damage of what was promised, as in the log itself.
+    fn adopt(&self, state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
+        check_position(state, frame)?;
+        let extra = AppendExtra::decode(frame.flags, frame.extra);
+        let (Some(producer), Some(adopted)) = (
+            extra.and_then(|extra| extra.producer),
+            adopt::decode(frame.payload),
+        ) else {
+            return Err(disagree(frame, "the staged sections do not decode"));
+        };
+        let mut sections = Vec::with_capacity(adopted.len());
+        for section in &adopted {
+            let index = self.cold.relative_index(section).map_err(|error| {
+                EngineError::new(
+                    "log_damaged",
+                    format!(
+                        "frame {} of stream {} has committed staged bytes that are not there: {error}",
+                        frame.sequence, frame.stream.0
+                    ),
+                )
+            })?;
+            sections.push((*section, index));
+        }
+        self.cold.adopt(&adopted);
+        let before = state.hot.memory_len();
+        state.apply_adopt(&AppliedAdopt {
+            sequence: frame.sequence,
+            time_ms: frame.time_ms,
+            epoch: frame.epoch,
+            producer,
+            sections: &sections,
+        });
         self.metrics
             .hot_bytes
-            .add(if frame.kind == FrameKind::Append {
-                frame.payload.len() as u64
-            } else {
-                0
-            });
-        self.note_unneeded(&stream, &state);
+            .add(state.hot.memory_len().saturating_sub(before));
         Ok(())
     }
 
@@ -189,14 +229,8 @@ impl<'a> Replay<'a> {
 
 fn apply_append(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
     // A frame without bytes may close a stream whose bytes go through no frame: then it has no place.
-    if frame.position != state.tail && !frame.payload.is_empty() {
-        return Err(disagree(
-            frame,
-            &format!(
-                "it appends at {} but the stream ends at {}",
-                frame.position, state.tail
-            ),
-        ));
+    if !frame.payload.is_empty() {
+        check_position(state, frame)?;
     }
     let extra = AppendExtra::decode(frame.flags, frame.extra)
         .ok_or_else(|| disagree(frame, "the producer tuple does not decode"))?;
@@ -211,6 +245,19 @@ fn apply_append(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), Engine
         payload: frame.payload,
     });
     Ok(())
+}
+
+fn check_position(state: &StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
+    if frame.position == state.tail {
+        return Ok(());
+    }
+    Err(disagree(
+        frame,
+        &format!(
+            "it appends at {} but the stream ends at {}",
+            frame.position, state.tail
+        ),
+    ))
 }
 
 fn configure(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {

@@ -21,9 +21,12 @@ use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
 mod arrow;
+mod arrow_rows;
+mod commit;
 pub mod hand;
 pub mod pool;
 mod read;
+mod stage;
 mod tails;
 mod waits;
 mod walk;
@@ -103,9 +106,9 @@ pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Resu
             tails::render(engine, &tails::evaluate(engine, &question)?)
         }
         PipelineCall::Read => read::run(engine, &request.body),
-        PipelineCall::Stage(_) | PipelineCall::DropStage(_) | PipelineCall::Commit => {
-            Err(Undone::refused(Refusal::new(ErrorCode::NotFound)))
-        }
+        PipelineCall::Stage(id) => stage::put(engine, id, request),
+        PipelineCall::DropStage(id) => stage::delete(engine, id),
+        PipelineCall::Commit => commit::post(engine, request),
     }
 }
 

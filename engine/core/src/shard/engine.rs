@@ -24,6 +24,7 @@ use crate::shard::ack::Mailbox;
 use crate::shard::batch::NotStaged;
 use crate::shard::commit::{RetainedFile, Shard};
 use crate::shard::fault::Fault;
+use crate::shard::stages::Stages;
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{self, Losses};
 use crate::stream::state::StreamState;
@@ -39,6 +40,7 @@ pub struct Engine {
     highest_epoch: AtomicU64,
     pub stopping: AtomicBool,
     pub maintenance: crate::shard::maintain::Maintenance,
+    pub stages: Stages,
     /// Highest log file generation in use.
     pub highest_generation: AtomicU64,
     /// The log file that this run began with; older ones belong to earlier runs.
@@ -109,6 +111,7 @@ impl Engine {
             highest_epoch: AtomicU64::new(highest_epoch),
             stopping: AtomicBool::new(false),
             maintenance: crate::shard::maintain::Maintenance::default(),
+            stages: Stages::default(),
             highest_generation: AtomicU64::new(highest_generation),
             first_generation: highest_generation,
         }
@@ -242,6 +245,7 @@ impl Engine {
             recovered.highest_generation,
         );
         engine.recall_damage()?;
+        engine.recall_stages(recovered.stages);
         recovered
             .unneeded
             .into_iter()

@@ -151,6 +151,7 @@ impl Engine {
                 last_sweep_us = now_us;
                 self.load_expiring(&mut expiry_cursor);
                 self.sweep_expired(now_ms);
+                self.sweep_stages(now_ms);
                 self.directory.evict(self.config.streams_cached_max);
             }
         }
@@ -231,6 +232,7 @@ impl Engine {
             wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),
         }
         .run()?;
+        self.cold.settle_adopted();
         self.metrics.wal_retained_bytes.sub(retained_before);
         self.free_log(staged);
         if let Err(error) = self.tidy_packs() {

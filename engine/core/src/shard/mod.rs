@@ -2,6 +2,7 @@
 //! `serve` and the Python handle call.
 
 pub mod ack;
+pub mod adopt;
 pub mod backup;
 pub mod batch;
 pub mod changes;
@@ -19,6 +20,9 @@ pub mod maintain;
 pub mod pull;
 pub mod read;
 pub mod scrub;
+pub mod stage;
+mod staged;
+pub mod stages;
 pub mod tails;
 pub mod threads;
 pub mod times;

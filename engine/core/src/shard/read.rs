@@ -16,8 +16,9 @@ use crate::log::cold::Piece;
 use crate::model::{Extent, IndexEntry, Media};
 use crate::refusal::Refusal;
 use crate::shard::engine::Engine;
+use crate::shard::staged::WholeAppends;
 use crate::stream::handle::Stream;
-use crate::stream::hot::{Hot, SharedBytes};
+use crate::stream::hot::{FilePart, Hot, SharedBytes};
 use crate::stream::json;
 use crate::stream::offsets;
 use crate::stream::state::StreamState;
@@ -81,6 +82,10 @@ impl Engine {
         let buffer = &mut buffer[..room];
         let parts = {
             let state = owner.lock();
+            if let Some((part, appends)) = staged_part(&state, position, buffer.len()) {
+                drop(state);
+                return self.fill_staged(owner, &part, &appends, position, buffer);
+            }
             if position >= state.hot.start && !state.hot.is_empty() {
                 return Ok(state.hot.copy(position, buffer));
             }
@@ -128,6 +133,10 @@ impl Engine {
     ) -> io::Result<Option<Piece>> {
         let extents = {
             let state = owner.lock();
+            if let Some((part, _)) = staged_part(&state, position, 0) {
+                drop(state);
+                return self.staged_piece(owner, &part, limit, position).map(Some);
+            }
             if position >= state.file_end() {
                 return Ok(None);
             }
@@ -150,9 +159,16 @@ impl Engine {
                 let len = piece.len.min(end - position);
                 piece.check_length(position, len).map(|()| Some(len))
             })?;
-            // From here on it is all in memory, or behind the range.
-            let Some(len) = piece else { return Ok(()) };
-            position = position.saturating_add(len);
+            position = match piece {
+                Some(len) => position.saturating_add(len),
+                // In memory here; what was committed behind it may lie in a file.
+                None => match next_staged_part(&owner.lock(), position) {
+                    Some(start) if start < limit => start,
+                    // The fork's own bytes follow its source's.
+                    _ if limit < end => limit,
+                    _ => return Ok(()),
+                },
+            };
         }
         Ok(())
     }
@@ -487,6 +503,25 @@ impl Engine {
         let cut = json::message_ends(&bytes).nth(wanted).ok_or_else(beyond)?;
         Ok((bytes[..cut].to_vec(), count as u32))
     }
+}
+
+/// The part in a staged pack that holds the byte at `position`, with the appends that `len` bytes from there cover.
+fn staged_part(state: &StreamState, position: u64, len: usize) -> Option<(FilePart, WholeAppends)> {
+    let hots = [Some(&state.hot), state.flushing.as_deref()];
+    let (hot, part) = hots
+        .into_iter()
+        .flatten()
+        .find_map(|hot| Some((hot, hot.in_file(position)?)))?;
+    let end = position.saturating_add(len as u64).min(part.end());
+    Some((part, WholeAppends::between(hot, position, end)))
+}
+
+/// Where the next part behind `position` that lies in a staged pack begins.
+fn next_staged_part(state: &StreamState, position: u64) -> Option<u64> {
+    let flushing = state.flushing.iter().flat_map(|hot| hot.file_parts());
+    let mut starts = flushing.chain(state.hot.file_parts());
+    let found = starts.find(|part| part.start > position);
+    found.map(|part| part.start)
 }
 
 fn first_reaching(index: &[IndexEntry], key: Key) -> Option<IndexEntry> {

@@ -252,6 +252,18 @@ impl Engine {
         })
     }
 
+    /// The same for a commit, which waits in every class that has a log.
+    pub fn check_commit_room(&self, state: &StreamState) -> Result<(), Undone> {
+        if state.is_volatile() {
+            return self.check_room(state, false);
+        }
+        if self.hot_bytes_exhausted() && !self.shard.failed() {
+            self.maintenance.request_checkpoint();
+            return Err(Undone::Wait);
+        }
+        Ok(())
+    }
+
     /// Which gauge counts the bytes that a stream has in memory.
     pub fn hot_counter(&self, state: &StreamState) -> &Counter {
         if state.is_volatile() {

@@ -55,6 +55,21 @@ pub fn flatten_into(body: &[u8], out: &mut Vec<u8>) -> Result<u32, JsonError> {
     flattened
 }
 
+/// Validates `text` as one JSON text and appends it to `out` as one message, an array too: what a staged row is.
+pub fn record_into(text: &[u8], out: &mut Vec<u8>) -> Result<(), JsonError> {
+    if text.starts_with(b"\xef\xbb\xbf") {
+        return refuse(0, "byte order mark");
+    }
+    if let Err(error) = std::str::from_utf8(text) {
+        return refuse(error.valid_up_to(), "not UTF-8");
+    }
+    let start = skip_blanks(text, 0);
+    if start == text.len() {
+        return refuse(start, "empty");
+    }
+    flatten_single(text, start, out).map(|_| ())
+}
+
 fn flatten_single(body: &[u8], start: usize, out: &mut Vec<u8>) -> Result<u32, JsonError> {
     let end = skip_value(body, start, &mut Nesting::default())?;
     expect_end(body, end)?;

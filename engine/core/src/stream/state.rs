@@ -14,9 +14,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::codec::{AppendExtra, ProducerTag};
-use crate::limits::{DAMAGED_RANGES_MAX, PRODUCERS_PER_STREAM_MAX};
-use crate::model::{Class, Extent, IndexEntry, StreamId};
+use crate::codec::{AppendExtra, ProducerTag, is_committer};
+use crate::limits::{COMMITTERS_PER_STREAM_MAX, DAMAGED_RANGES_MAX, PRODUCERS_PER_STREAM_MAX};
+use crate::model::{Adopted, Class, Extent, IndexEntry, StreamId};
 use crate::stream::damage;
 use crate::stream::hot::Hot;
 
@@ -157,6 +157,8 @@ pub struct StreamState {
     pub cold_records: u64,
     pub flushing: Option<Arc<Hot>>,
     pub hot: Hot,
+    /// What a purged stream had taken over from stages: kept until the catalog has forgotten the stream.
+    pub abandoned: Vec<Adopted>,
     pub applied_sequence: u64,
     /// Newest frame that replies may reveal: all but renewals of a TTL.
     pub reveal_sequence: u64,
@@ -204,6 +206,7 @@ impl StreamState {
             cold_records: 0,
             flushing: None,
             hot: Hot::default(),
+            abandoned: Vec::new(),
             applied_sequence: 0,
             reveal_sequence: 0,
             control_sequence: 0,
@@ -372,10 +375,7 @@ impl StreamState {
                 })
             });
         }
-        if let Some(expiry) = self.expiry.as_mut() {
-            expiry.last_access_ms = expiry.last_access_ms.max(frame.time_ms);
-            expiry.logged_access_ms = expiry.logged_access_ms.max(frame.time_ms);
-        }
+        self.renew_at(frame.time_ms);
     }
 
     /// Applies a delete frame. Returns how many hot bytes a purge gave back.
@@ -389,7 +389,51 @@ impl StreamState {
         }
         self.life = Life::Gone;
         self.producers = None;
-        std::mem::replace(&mut self.hot, Hot::starting_at(self.tail)).len()
+        let hot = std::mem::replace(&mut self.hot, Hot::starting_at(self.tail));
+        self.abandon(&hot);
+        hot.memory_len()
+    }
+
+    /// Notes the staged packs of bytes that nobody will read any more.
+    pub fn abandon(&mut self, hot: &Hot) {
+        self.abandoned
+            .extend(hot.file_parts().map(|part| part.section));
+    }
+
+    /// Applies a commit of staged bytes: all sections, the producer tuple and one time for all are one step.
+    pub fn apply_adopt(&mut self, frame: &AppliedAdopt<'_>) {
+        debug_assert!(frame.sequence > self.applied_sequence);
+        debug_assert_eq!(self.hot.end(), self.tail);
+        self.applied_sequence = frame.sequence;
+        self.reveal_sequence = frame.sequence;
+        self.last_time_ms = self.last_time_ms.max(frame.time_ms);
+        self.begin_epoch(frame.epoch);
+        for (section, index) in frame.sections {
+            self.push_section(section, index);
+        }
+        self.remember_producer(&frame.producer, frame.time_ms, frame.epoch);
+        self.renew_at(frame.time_ms);
+    }
+
+    /// Adds bytes that lie in a staged pack, with their index moved to where they stand now.
+    fn push_section(&mut self, section: &Adopted, index: &[IndexEntry]) {
+        let (start, base_records, time_ms) = (self.tail, self.records, self.last_time_ms);
+        self.hot.push_file(*section);
+        self.hot.index.extend(index.iter().map(|entry| IndexEntry {
+            end: start + entry.end,
+            records: base_records + entry.records,
+            time_ms,
+            crc: entry.crc,
+        }));
+        self.tail += section.len;
+        self.records += section.records;
+    }
+
+    fn renew_at(&mut self, time_ms: u64) {
+        if let Some(expiry) = self.expiry.as_mut() {
+            expiry.last_access_ms = expiry.last_access_ms.max(time_ms);
+            expiry.logged_access_ms = expiry.logged_access_ms.max(time_ms);
+        }
     }
 
     /// Applies a change of class.
@@ -430,8 +474,10 @@ impl StreamState {
 
     fn remember_producer(&mut self, tag: &ProducerTag<'_>, time_ms: u64, stream_epoch: u64) {
         let producers = self.producers.get_or_insert_with(Box::default);
-        if producers.len() >= PRODUCERS_PER_STREAM_MAX && !producers.contains_key(tag.id) {
-            forget_oldest(producers);
+        if producers.len() >= PRODUCERS_PER_STREAM_MAX.min(COMMITTERS_PER_STREAM_MAX)
+            && !producers.contains_key(tag.id)
+        {
+            make_room(producers, tag.is_committer());
         }
         let state = ProducerState {
             epoch: tag.epoch,
@@ -461,15 +507,30 @@ impl StreamState {
     }
 }
 
+/// Committers do not give way to appenders, nor the other way: each kind has its own bound.
+fn make_room(producers: &mut Producers, committers: bool) {
+    let of_kind = |id: &[u8]| is_committer(id) == committers;
+    let count = producers.keys().filter(|id| of_kind(id)).count();
+    let bound = if committers {
+        COMMITTERS_PER_STREAM_MAX
+    } else {
+        PRODUCERS_PER_STREAM_MAX
+    };
+    if count >= bound {
+        forget_oldest(producers, &of_kind);
+    }
+}
+
 /// Drops the quietest quarter at once, so that a flood of ids costs amortised constant time.
-fn forget_oldest(producers: &mut Producers) {
-    let mut times: Vec<u64> = producers.values().map(|state| state.last_time_ms).collect();
+fn forget_oldest(producers: &mut Producers, of_kind: &dyn Fn(&[u8]) -> bool) {
+    let times = producers.iter().filter(|(id, _)| of_kind(id));
+    let mut times: Vec<u64> = times.map(|(_, state)| state.last_time_ms).collect();
     let cut_at = times.len() / 4;
     let (_, cut, _) = times.select_nth_unstable(cut_at);
     let cut = *cut;
     let mut excess = cut_at + 1;
-    producers.retain(|_, state| {
-        let drop = state.last_time_ms <= cut && excess > 0;
+    producers.retain(|id, state| {
+        let drop = of_kind(id) && state.last_time_ms <= cut && excess > 0;
         excess -= usize::from(drop);
         !drop
     });
@@ -488,6 +549,16 @@ pub struct AppliedAppend<'a> {
     pub payload: &'a [u8],
 }
 
+/// A commit of staged bytes to one stream, as its frame describes it.
+pub struct AppliedAdopt<'a> {
+    pub sequence: u64,
+    pub time_ms: u64,
+    pub epoch: u64,
+    pub producer: ProducerTag<'a>,
+    /// Each with its relative index.
+    pub sections: &'a [(Adopted, Vec<IndexEntry>)],
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -504,7 +575,7 @@ mod tests {
             };
             producers.insert(number.to_le_bytes().into(), state);
         }
-        forget_oldest(&mut producers);
+        forget_oldest(&mut producers, &|_| true);
         assert!(producers.len() < 1000 && producers.len() >= 700);
         assert!(producers.contains_key(&999u64.to_le_bytes()[..]));
         assert!(!producers.contains_key(&0u64.to_le_bytes()[..]));

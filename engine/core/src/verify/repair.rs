@@ -131,7 +131,7 @@ fn finish(
     let cold = ColdStore::new(Arc::clone(disk), OPEN_FILES).map_err(io_failed)?;
     let directory = Directory::new(Arc::clone(successor), Arc::clone(&metrics));
     rebuilt.mark_moving(&directory).map_err(catalog_failed)?;
-    let mut salvage = Salvage::new(&directory, &metrics, &meta, repaired);
+    let mut salvage = Salvage::new(&directory, &cold, &metrics, &meta, repaired);
     salvage.run(log)?;
     let learnt = salvage.finish();
     let (mut losses, mut highest_epoch) = (learnt.losses, learnt.highest_epoch);

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::codec::{AppendExtra, Frame, FrameKind};
+use crate::codec::{AppendExtra, Frame, FrameKind, adopt};
 use crate::log::catalog::{CatalogError, CatalogView};
 use crate::model::{Class, ContentType, StreamId};
 use crate::stream::handle::Stream;
@@ -157,6 +157,7 @@ impl<'v> Shadows<'v> {
         shadow.applied = frame.sequence;
         match frame.kind {
             FrameKind::Append => return Ok(append(shadow, frame)),
+            FrameKind::Adopt => return Ok(adopt(shadow, frame)),
             FrameKind::SoftDelete => shadow.life = Life::SoftDeleted,
             FrameKind::Purge => shadow.life = Life::Gone,
             FrameKind::ForkAdded => shadow.fork_count += 1,
@@ -183,8 +184,27 @@ fn append(shadow: &mut Shadow, frame: &Frame<'_>) -> Option<Misfit> {
     if frame.payload.is_empty() {
         return None;
     }
+    go_on(shadow, frame, frame.payload.len() as u64)
+}
+
+fn adopt(shadow: &mut Shadow, frame: &Frame<'_>) -> Option<Misfit> {
+    let extra = AppendExtra::decode(frame.flags, frame.extra);
+    match (
+        extra.and_then(|extra| extra.producer),
+        adopt::decode(frame.payload),
+    ) {
+        (Some(_), Some(sections)) => go_on(shadow, frame, adopt::total_len(&sections)),
+        _ => {
+            let path = Some(shadow.path.clone());
+            misfit(path, frame, "the staged sections do not decode")
+        }
+    }
+}
+
+fn go_on(shadow: &mut Shadow, frame: &Frame<'_>, len: u64) -> Option<Misfit> {
+    let path = Some(shadow.path.clone());
     let expected = shadow.tail;
-    shadow.tail = frame.position + frame.payload.len() as u64;
+    shadow.tail = frame.position.saturating_add(len);
     if frame.position == expected {
         return None;
     }

@@ -4,6 +4,7 @@ use super::tests::{BIG, Model, SMALL, checkpoint};
 use super::*;
 use crate::io::OpenMode;
 use crate::io::tests::CrashDisk;
+use std::collections::HashSet;
 
 #[test]
 fn leftovers_of_a_dead_checkpoint_are_overwritten() {
@@ -86,7 +87,7 @@ fn damaged_packs_stay_where_they_are_and_the_stream_goes_on() {
     let mut writer = store.begin_checkpoint().unwrap();
     let before = streams[0].extents.clone();
     writer
-        .rewrite(StreamId(1), &mut streams[0].extents)
+        .rewrite(StreamId(1), &mut streams[0].extents, &HashSet::new())
         .unwrap();
     assert_eq!(writer.finish().unwrap().damaged, [StreamId(1)]);
     assert_eq!(streams[0].extents, before);

@@ -16,20 +16,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
+use super::adopted::AdoptedFiles;
 use super::files::FileKey;
 use super::segments::SegmentFiles;
-use super::{ColdStore, live_bytes, pack_numbers_used_up};
-use crate::io::read_exact_at;
-use crate::log::index::{INDEX_ENTRY_BYTES, check_bytes, check_order, decode_all, encode, end_of};
+use super::staged::extent_of;
+use super::{ColdStore, live_bytes};
+use crate::log::index::{INDEX_ENTRY_BYTES, check_order, encode, end_of};
 use crate::log::pack::{
     PACK_EXTENTS_MAX, PACK_MAX_BYTES, PACKS_DIRECTORY, PackWriter, section_bytes,
 };
 use crate::log::segment::{SEGMENT_MAX_BYTES, SEGMENT_MIN_BYTES};
-use crate::model::{Extent, FileRef, IndexEntry, StreamId};
-
-/// No section is larger: below `SEGMENT_MIN_BYTES` of bytes, at most one index entry for each. A catalog
-/// entry that says otherwise is damaged and must not make us allocate what it says.
-const SECTION_READ_MAX_BYTES: u64 = SEGMENT_MIN_BYTES * (2 + INDEX_ENTRY_BYTES as u64);
+use crate::model::{Adopted, Extent, FileRef, IndexEntry, StreamId};
 
 /// What a finished checkpoint wrote.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -47,16 +44,16 @@ pub struct CheckpointSummary {
 }
 
 /// A run of pack extents, read back and checked.
-struct Run {
-    start: u64,
-    base_records: u64,
-    bytes: Vec<u8>,
-    index: Vec<IndexEntry>,
+pub(super) struct Run {
+    pub(super) start: u64,
+    pub(super) base_records: u64,
+    pub(super) bytes: Vec<u8>,
+    pub(super) index: Vec<IndexEntry>,
 }
 
 /// New bytes of a stream, in order, with their index.
 #[derive(Clone, Copy)]
-struct Pending<'b> {
+pub(super) struct Pending<'b> {
     start: u64,
     base_records: u64,
     bytes: &'b [u8],
@@ -64,11 +61,12 @@ struct Pending<'b> {
 }
 
 pub struct CheckpointWriter<'a> {
-    store: &'a ColdStore,
-    pack: Option<PackWriter>,
+    pub(super) store: &'a ColdStore,
+    pub(super) pack: Option<PackWriter>,
     segments: SegmentFiles<'a>,
+    adopted: AdoptedFiles<'a>,
     pack_live: BTreeMap<u32, i64>,
-    damaged: BTreeSet<StreamId>,
+    pub(super) damaged: BTreeSet<StreamId>,
     summary: CheckpointSummary,
     failed: bool,
 }
@@ -79,6 +77,7 @@ impl<'a> CheckpointWriter<'a> {
             store,
             pack: None,
             segments: SegmentFiles::new(store),
+            adopted: AdoptedFiles::new(store),
             pack_live: BTreeMap::new(),
             damaged: BTreeSet::new(),
             summary: CheckpointSummary::default(),
@@ -106,10 +105,24 @@ impl<'a> CheckpointWriter<'a> {
         self.guard(|writer| writer.place(stream, extents, pending))
     }
 
-    /// Copies all pack extents of a stream into a new pack, or into a segment if they are big enough, so that
-    /// their packs can be unlinked.
-    pub fn rewrite(&mut self, stream: StreamId, extents: &mut Vec<Extent>) -> io::Result<()> {
-        self.guard(|writer| writer.rewrite_runs(stream, extents))
+    /// Places a section that a commit has adopted behind a stream's extents: its bytes stay where they are.
+    pub fn adopt(
+        &mut self,
+        stream: StreamId,
+        extents: &mut Vec<Extent>,
+        start: u64,
+        base_records: u64,
+        section: &Adopted,
+        index: &[IndexEntry],
+    ) -> io::Result<()> {
+        let extent = extent_of(section, start, base_records);
+        self.guard(|writer| {
+            check_place(extents, start, base_records, section.len, index)?;
+            writer.adopted.place(stream, section, &extent, index)?;
+            writer.account(&[extent], 1);
+            extents.push(extent);
+            Ok(())
+        })
     }
 
     /// Syncs every file written and the directories of new ones. Only after this may the catalog name the extents.
@@ -124,7 +137,10 @@ impl<'a> CheckpointWriter<'a> {
         Ok(self.summary)
     }
 
-    fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn guard<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> io::Result<T>,
+    ) -> io::Result<T> {
         if self.failed {
             return Err(io::Error::other(
                 "an earlier error has voided this checkpoint",
@@ -175,108 +191,12 @@ impl<'a> CheckpointWriter<'a> {
         }
     }
 
-    fn rewrite_runs(&mut self, stream: StreamId, extents: &mut Vec<Extent>) -> io::Result<()> {
-        let number_floor = next_number(stream, extents);
-        let mut rest: &[Extent] = extents;
-        let mut rewritten: Vec<Extent> = Vec::with_capacity(extents.len());
-        while let Some(first) = rest.first() {
-            let run_len = rest.iter().take_while(|extent| is_pack(extent)).count();
-            if run_len == 0 {
-                rewritten.push(*first);
-                rest = &rest[1..];
-                continue;
-            }
-            let (old, behind) = rest.split_at(run_len);
-            rest = behind;
-            let Some(run) = self.load(stream, old)? else {
-                rewritten.extend_from_slice(old);
-                continue;
-            };
-            if run.bytes.len() as u64 >= SEGMENT_MIN_BYTES {
-                self.write_segment(stream, &mut rewritten, number_floor, run.pending())?;
-            } else {
-                rewritten.push(self.write_pack(stream, None, run.pending())?);
-            }
-            self.account(old, -1);
-        }
-        *extents = rewritten;
-        Ok(())
-    }
-
-    /// Reads pack extents back and checks them; `None` (and the stream noted as damaged) if they do not check.
-    fn load(&mut self, stream: StreamId, extents: &[Extent]) -> io::Result<Option<Run>> {
-        let Some(first) = extents.first() else {
-            return Ok(Some(Run {
-                start: 0,
-                base_records: 0,
-                bytes: Vec::new(),
-                index: Vec::new(),
-            }));
-        };
-        // A stream added twice in one checkpoint has bytes in the pack that is still buffered.
-        if let Some(pack) = &mut self.pack
-            && extents.iter().any(|extent| {
-                extent.file
-                    == FileRef::Pack {
-                        number: pack.number(),
-                    }
-            })
-        {
-            pack.flush()?;
-        }
-        let mut run = Run {
-            start: first.start,
-            base_records: first.base_records,
-            bytes: Vec::new(),
-            index: Vec::new(),
-        };
-        for extent in extents {
-            let Some((bytes, index)) = self.load_section(extent)? else {
-                self.damaged.insert(stream);
-                return Ok(None);
-            };
-            run.bytes.extend_from_slice(&bytes);
-            run.index.extend_from_slice(&index);
-        }
-        Ok(Some(run))
-    }
-
-    /// One read for bytes and index, which lie side by side in a pack. `None` is damage: missing, short,
-    /// unreadable or failing its checksums. A file that merely cannot be opened now is an error.
-    fn load_section(&self, extent: &Extent) -> io::Result<Option<(Vec<u8>, Vec<IndexEntry>)>> {
-        let index_bytes = u64::from(extent.index_count) * INDEX_ENTRY_BYTES as u64;
-        let Some(index_at) = extent
-            .index_position
-            .checked_sub(extent.file_position)
-            .filter(|at| {
-                *at >= extent.len && at.saturating_add(index_bytes) <= SECTION_READ_MAX_BYTES
-            })
-        else {
-            return Ok(None);
-        };
-        let file = match self.store.files.get(FileKey::data(extent.file)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut section = vec![0u8; (index_at + index_bytes) as usize];
-        if read_exact_at(&*file, &mut section, extent.file_position).is_err() {
-            return Ok(None);
-        }
-        let Ok(index) = decode_all(&section[index_at as usize..]) else {
-            return Ok(None);
-        };
-        section.truncate(extent.len as usize);
-        let good = check_bytes(extent.start, extent.base_records, &section, &index).is_ok();
-        Ok(good.then_some((section, index)))
-    }
-
-    fn leave_packs(&mut self, extents: &mut Vec<Extent>, run_from: usize) {
+    pub(super) fn leave_packs(&mut self, extents: &mut Vec<Extent>, run_from: usize) {
         self.account(&extents[run_from..], -1);
         extents.truncate(run_from);
     }
 
-    fn account(&mut self, extents: &[Extent], sign: i64) {
+    pub(super) fn account(&mut self, extents: &[Extent], sign: i64) {
         for extent in extents {
             if let FileRef::Pack { number } = extent.file {
                 *self.pack_live.entry(number).or_default() += sign * live_bytes(extent);
@@ -285,7 +205,7 @@ impl<'a> CheckpointWriter<'a> {
     }
 
     /// Writes one section: the earlier `run`, if any, and the pending bytes behind it.
-    fn write_pack(
+    pub(super) fn write_pack(
         &mut self,
         stream: StreamId,
         run: Option<&Run>,
@@ -320,12 +240,7 @@ impl<'a> CheckpointWriter<'a> {
         match &mut self.pack {
             Some(pack) => Ok(pack),
             none => {
-                let number = {
-                    let mut next = self.store.next_pack.lock();
-                    let number = *next;
-                    *next = number.checked_add(1).ok_or_else(pack_numbers_used_up)?;
-                    number
-                };
+                let number = self.store.take_pack_number()?;
                 self.summary.packs.push(number);
                 Ok(none.insert(PackWriter::create(&*self.store.disk, number)?))
             }
@@ -334,7 +249,7 @@ impl<'a> CheckpointWriter<'a> {
 
     /// Appends to the stream's last segment where that is possible, else to a new one, and rolls over at
     /// `SEGMENT_MAX_BYTES` on an entry boundary.
-    fn write_segment(
+    pub(super) fn write_segment(
         &mut self,
         stream: StreamId,
         extents: &mut Vec<Extent>,
@@ -428,12 +343,13 @@ impl<'a> CheckpointWriter<'a> {
         if !self.summary.packs.is_empty() {
             self.store.disk.sync_dir(PACKS_DIRECTORY)?;
         }
+        self.adopted.sync_all()?;
         self.segments.sync_all()
     }
 }
 
 impl Run {
-    fn pending(&self) -> Pending<'_> {
+    pub(super) fn pending(&self) -> Pending<'_> {
         Pending {
             start: self.start,
             base_records: self.base_records,
@@ -469,22 +385,23 @@ impl<'b> Pending<'b> {
     }
 }
 
-fn is_pack(extent: &Extent) -> bool {
-    matches!(extent.file, FileRef::Pack { .. })
+/// Whether an extent is one of those that pile up in packs. Large ones were adopted, and stay by themselves.
+pub(super) fn is_small(extent: &Extent) -> bool {
+    matches!(extent.file, FileRef::Pack { .. }) && extent.len < SEGMENT_MIN_BYTES
 }
 
-/// The number of the first extent of the run of packs at the end.
+/// The number of the first extent of the run of small packs at the end.
 fn trailing_run(extents: &[Extent]) -> usize {
     extents.len()
         - extents
             .iter()
             .rev()
-            .take_while(|extent| is_pack(extent))
+            .take_while(|extent| is_small(extent))
             .count()
 }
 
 /// The first segment number that none of the stream's own extents uses.
-fn next_number(stream: StreamId, extents: &[Extent]) -> u32 {
+pub(super) fn next_number(stream: StreamId, extents: &[Extent]) -> u32 {
     let own = extents.iter().filter_map(|extent| match extent.file {
         FileRef::Segment { owner, number } if owner == stream => Some(number.saturating_add(1)),
         _ => None,
@@ -494,16 +411,31 @@ fn next_number(stream: StreamId, extents: &[Extent]) -> u32 {
 
 /// A caller's mistake here would corrupt a stream silently, so it is refused loudly.
 fn check_pending(extents: &[Extent], pending: &Pending<'_>) -> io::Result<()> {
+    let len = pending.bytes.len() as u64;
+    check_place(
+        extents,
+        pending.start,
+        pending.base_records,
+        len,
+        pending.index,
+    )
+}
+
+fn check_place(
+    extents: &[Extent],
+    start: u64,
+    base_records: u64,
+    len: u64,
+    index: &[IndexEntry],
+) -> io::Result<()> {
     let refuse = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
     if let Some(last) = extents.last()
-        && end_of(last) != pending.start
+        && end_of(last) != start
     {
         return refuse(format!(
-            "bytes start at {}, extents end at {}",
-            pending.start,
+            "bytes start at {start}, extents end at {}",
             end_of(last)
         ));
     }
-    let len = pending.bytes.len() as u64;
-    check_order(pending.start, pending.base_records, len, pending.index).or_else(refuse)
+    check_order(start, base_records, len, index).or_else(refuse)
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::codec::{Frame, FrameKind};
 use crate::error::EngineError;
 use crate::io::BootId;
+use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::log::replay::Replay;
 use crate::metrics::Metrics;
@@ -42,12 +43,14 @@ pub struct Learnt {
 impl<'a> Salvage<'a> {
     pub fn new(
         directory: &'a Directory,
+        cold: &'a ColdStore,
         metrics: &'a Metrics,
         meta: &Meta,
         repaired: &'a mut Repaired,
     ) -> Salvage<'a> {
         let replay = Replay::new(
             directory,
+            cold,
             metrics,
             meta.losses.clone(),
             meta.highest_epoch,
@@ -117,7 +120,8 @@ impl<'a> Salvage<'a> {
                     }
                     return Ok(());
                 };
-                if kind == FrameKind::Append && !self.make_room(&stream, frame) {
+                let appends = matches!(kind, FrameKind::Append | FrameKind::Adopt);
+                if appends && !self.make_room(&stream, frame) {
                     return Ok(());
                 }
             }

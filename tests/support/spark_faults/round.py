@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from millstream.client._sync import Client
-from spark.faults.jobs import stage_mark
 from support.fault_proxy import Call, FaultProxy
 from support.server import Server
+from support.spark_faults.jobs import stage_mark
 
 ROWS = 18_000
 ROWS_PER_BATCH = 6_000

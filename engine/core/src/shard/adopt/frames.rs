@@ -1,0 +1,226 @@
+//! The frames of a commit for one stream, and how they are applied.
+//!
+//! Invariant: applying does what a replay of the same frames would do, but for the bytes of an `ephemeral` stream, which
+//! no frame has.
+
+use crate::codec::{
+    AppendExtra, FLAG_PRODUCER, FRAME_HEADER_BYTES, Frame, FrameKind, ProducerTag, adopt,
+};
+use crate::model::{Adopted, Media};
+use crate::shard::batch::OpenBatch;
+use crate::shard::engine::Engine;
+use crate::stream::state::{AppliedAdopt, AppliedAppend};
+
+use super::{Locked, Share};
+
+pub(super) struct StreamFrames {
+    pub(super) rows: u64,
+    pub(super) len: u64,
+    kind: Kind,
+    position: u64,
+    epoch: u64,
+    time_ms: u64,
+}
+
+enum Kind {
+    /// Bytes in the log, cut after each of these with so many records: one frame each.
+    Copied(Vec<(usize, u32)>),
+    /// Only the producer is in the log.
+    Volatile,
+    /// Where the bytes lie.
+    Adopted(Vec<u8>),
+}
+
+impl StreamFrames {
+    /// What the frames take in the log.
+    pub(super) fn size(&self, extra_len: usize) -> usize {
+        let (frames, payload) = match &self.kind {
+            Kind::Copied(cuts) => (cuts.len(), self.len as usize),
+            Kind::Volatile => (1, 0),
+            Kind::Adopted(payload) => (1, payload.len()),
+        };
+        frames * FRAME_HEADER_BYTES + extra_len + payload
+    }
+
+    /// How many frames there are.
+    pub(super) fn count(&self) -> u64 {
+        match &self.kind {
+            Kind::Copied(cuts) => cuts.len() as u64,
+            Kind::Volatile | Kind::Adopted(_) => 1,
+        }
+    }
+
+    /// Stages the frames; returns the sequence of the first. `more`: frames of other streams follow in the group.
+    pub(super) fn push(
+        &self,
+        open: &mut OpenBatch,
+        entry: &Locked<'_>,
+        extra: &[u8],
+        more: bool,
+    ) -> u64 {
+        let first = Frame {
+            flags: FLAG_PRODUCER,
+            position: self.position,
+            epoch: self.epoch,
+            extra,
+            ..Frame::control(FrameKind::Append, entry.stream.id, self.time_ms)
+        };
+        match &self.kind {
+            Kind::Volatile => open.push(first, more),
+            Kind::Adopted(payload) => {
+                let frame = Frame {
+                    kind: FrameKind::Adopt,
+                    payload,
+                    ..first
+                };
+                open.push(frame, more)
+            }
+            Kind::Copied(cuts) => {
+                let bytes = entry.share.and_then(|share| share.bytes.as_deref());
+                let (mut at, first_sequence) = (0, open.next_sequence);
+                for (number, (end, records)) in cuts.iter().enumerate() {
+                    let plain = Frame {
+                        flags: 0,
+                        extra: &[],
+                        ..first
+                    };
+                    let frame = Frame {
+                        records: *records,
+                        position: self.position + at as u64,
+                        payload: bytes.and_then(|bytes| bytes.get(at..*end)).unwrap_or(&[]),
+                        ..if number == 0 { first } else { plain }
+                    };
+                    at = *end;
+                    open.push(frame, more || number + 1 < cuts.len());
+                }
+                first_sequence
+            }
+        }
+    }
+}
+
+impl Engine {
+    pub(super) fn frames_of(&self, entry: &Locked<'_>, copies: bool, now_ms: u64) -> StreamFrames {
+        let state = &entry.state;
+        let share = entry.share;
+        let json = entry.stream.content_type.media == Media::Json;
+        let (kind, position) = match share {
+            Some(_) if state.is_volatile() => (Kind::Volatile, state.cold_end()),
+            Some(share) if copies => (Kind::Copied(cuts_of(share, json)), state.tail),
+            share => {
+                let sections: Vec<Adopted> = share.map_or(Vec::new(), sections_of);
+                let mut payload = Vec::with_capacity(sections.len() * adopt::ADOPTED_BYTES);
+                adopt::encode(&sections, &mut payload);
+                (Kind::Adopted(payload), state.tail)
+            }
+        };
+        StreamFrames {
+            rows: share.map_or(0, |share| share.rows),
+            len: share.map_or(0, |share| share.len),
+            kind,
+            position,
+            epoch: self.applied_tail(state).epoch,
+            time_ms: now_ms.max(state.last_time_ms),
+        }
+    }
+
+    pub(super) fn apply_share(
+        &self,
+        entry: &mut Locked<'_>,
+        frames: &StreamFrames,
+        first_sequence: u64,
+        tag: &ProducerTag<'_>,
+    ) {
+        let Some(share) = entry.share else { return };
+        let bytes = share.bytes.as_deref().unwrap_or(&[]);
+        let before = entry.state.hot.memory_len();
+        match &frames.kind {
+            Kind::Adopted(_) => {
+                // Before the lock goes: whoever tidies packs must find it kept.
+                self.cold.adopt(&sections_of(share));
+                entry.state.apply_adopt(&AppliedAdopt {
+                    sequence: first_sequence,
+                    time_ms: frames.time_ms,
+                    epoch: frames.epoch,
+                    producer: *tag,
+                    sections: &share.sections,
+                });
+            }
+            Kind::Copied(cuts) => {
+                let mut at = 0;
+                for (number, (end, records)) in cuts.iter().enumerate() {
+                    let sequence = first_sequence + number as u64;
+                    let payload = bytes.get(at..*end).unwrap_or(&[]);
+                    let producer = (number == 0).then_some(*tag);
+                    entry.append(frames, sequence, payload, *records, producer);
+                    at = *end;
+                }
+            }
+            Kind::Volatile => {
+                let mut at = 0;
+                for (number, (end, records)) in index_cuts(share).enumerate() {
+                    let payload = bytes.get(at..end).unwrap_or(&[]);
+                    let producer = (number == 0).then_some(*tag);
+                    entry.append(frames, first_sequence, payload, records, producer);
+                    at = end;
+                }
+            }
+        }
+        let after = entry.state.hot.memory_len();
+        self.hot_counter(&entry.state)
+            .add(after.saturating_sub(before));
+    }
+}
+
+impl Locked<'_> {
+    fn append(
+        &mut self,
+        frames: &StreamFrames,
+        sequence: u64,
+        payload: &[u8],
+        records: u32,
+        producer: Option<ProducerTag<'_>>,
+    ) {
+        let position = self.state.tail;
+        self.state.apply_append(&AppliedAppend {
+            sequence,
+            position,
+            time_ms: frames.time_ms,
+            epoch: frames.epoch,
+            records,
+            close: false,
+            extra: AppendExtra {
+                producer,
+                stream_seq: None,
+            },
+            payload,
+        });
+    }
+}
+
+fn sections_of(share: &Share) -> Vec<Adopted> {
+    share.sections.iter().map(|(section, _)| *section).collect()
+}
+
+/// Where the bytes of a copied share are cut: JSON nowhere, other streams behind each record.
+fn cuts_of(share: &Share, json: bool) -> Vec<(usize, u32)> {
+    if json {
+        return vec![(share.len as usize, share.rows as u32)];
+    }
+    index_cuts(share).collect()
+}
+
+/// The ends of all appends of a share, over its sections, each with its number of records.
+fn index_cuts(share: &Share) -> impl Iterator<Item = (usize, u32)> {
+    let mut base = 0;
+    share.sections.iter().flat_map(move |(section, index)| {
+        let start = base;
+        base += section.len;
+        let mut records = 0;
+        index.iter().map(move |entry| {
+            let count = entry.records - records;
+            records = entry.records;
+            ((start + entry.end) as usize, count as u32)
+        })
+    })
+}
