@@ -45,7 +45,7 @@ EPILOG: Final = """\b
 Examples:
   millstream pipeline submit land --master spark://host:7077 --from orders --to /shared/lake
   millstream pipeline submit land --master yarn --deploy-mode cluster --print \\
-      --from 'chat/**' --to hdfs:///lake --checkpoint hdfs:///checkpoints/chat --every 1m
+      --from 'chat/**' --to /shared/lake --checkpoint hdfs:///checkpoints/chat --every 1m
 \b
 The cluster needs pyspark's Python packages (pyarrow), not Millstream: a zip of pure Python goes
 with the job. Paths must be on storage that the driver and all executors share.
@@ -63,8 +63,6 @@ def submit(**given: Any) -> int:
     request = pipeline._request(app, {**given, "remote": None})
     pipeline._every(given)
     driver.check(found, request)
-    if given["checkpoint"] is None and driver.default_checkpoint(request) is None:
-        raise click.UsageError("--to stream:NAME needs --checkpoint DIR")
     folder = Path(given["folder"]) if given["folder"] else _cache_folder()
     archive, main = write_files(folder)
     command = [spark_submit(), *spark_arguments(given, archive, f"millstream {found.name}")]
