@@ -242,7 +242,7 @@ def _run(
             query = driver.start(job, request, session, every_seconds=every_seconds)
             with driver.running(query):
                 display.begin(job.name, request)
-                summary = driver.watch(query, display.step)
+                summary = driver.watch(query, display.step, display.poll)
     finally:
         display.clear()
     display.end(request, summary)

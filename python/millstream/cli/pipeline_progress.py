@@ -4,8 +4,8 @@ Where it sits: fed by `pipeline` with the batches that `jobs.driver` reports.
 
 Invariants:
 - I-PRO-1  Without `--json` everything goes to stderr; with it every batch is one line on stdout.
-- I-PRO-2  A log gets at most one line per `LINE_EVERY_S`, however short the batches are; the sums in it
-           leave nothing out.
+- I-PRO-2  A log gets at most one line per `LINE_EVERY_S`, however short the batches are; the newest batch
+           is always shown in the end, and the sums leave nothing out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Display:
         self._terminal = stderr.isatty()
         self._began = time.monotonic()
         self._shown_at: float | None = None
-        self._batches = 0
+        self._waiting: str | None = None
         self._rows = 0
         self._open_line = False
 
@@ -51,7 +51,6 @@ class Display:
     def step(self, step: Step) -> None:
         """One batch was done."""
         behind = records_behind(step.progress)
-        self._batches += 1
         self._rows += step.rows
         if self._json:
             document = {
@@ -62,21 +61,25 @@ class Display:
             }
             click.echo(json.dumps(document))
             return
-        now = time.monotonic()
-        due = self._shown_at is None or now - self._shown_at >= LINE_EVERY_S
-        if not self._terminal and not due:
-            return
-        self._shown_at = now
         rate = step.rows / step.seconds if step.seconds > 0 else 0.0
-        text = (
+        self._waiting = (
             f"batch {step.batch}: {step.rows:,} rows in {step.seconds:.1f} s ({rate:,.0f} rows/s), "
             f"{self._rows:,} rows so far, {_behind(behind)}"
         )
+        self.poll()
+
+    def poll(self) -> None:
+        """Show what waits for its turn."""
+        now = time.monotonic()
+        due = self._terminal or self._shown_at is None or now - self._shown_at >= LINE_EVERY_S
+        if self._waiting is None or not due:
+            return
         if self._terminal:
-            click.echo(f"\r\x1b[K{text}", file=self._stderr, nl=False)
+            click.echo(f"\r\x1b[K{self._waiting}", file=self._stderr, nl=False)
             self._open_line = True
         else:
-            click.echo(text, file=self._stderr)
+            click.echo(self._waiting, file=self._stderr)
+        self._shown_at, self._waiting = now, None
 
     def clear(self) -> None:
         if self._open_line:

@@ -137,8 +137,13 @@ def start(
     return writer.start()
 
 
-def watch(query: Any, on_step: Callable[[Step], None]) -> Summary:
-    """Report each batch until the query ends; raises what it failed with."""
+def watch(
+    query: Any, on_step: Callable[[Step], None], on_poll: Callable[[], None] | None = None
+) -> Summary:
+    """Report each batch until the query ends; raises what it failed with.
+
+    `on_poll` is called several times a second, for whoever holds something back.
+    """
     began = time.monotonic()
     summary = Summary()
     seen = -1
@@ -157,6 +162,8 @@ def watch(query: Any, on_step: Callable[[Step], None]) -> Summary:
                 summary.rows += step.rows
             on_step(step)
         summary.seconds = time.monotonic() - began
+        if on_poll is not None:
+            on_poll()
         if ended:
             return summary
 
