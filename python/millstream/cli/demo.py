@@ -24,6 +24,7 @@ import click
 
 from millstream.cli.context import EXIT_OK, App
 from millstream.cli.demo_load import ORDERS, Load
+from millstream.cli.interrupts import Interrupts
 from millstream.cli.plot import Series, columns, svg
 from millstream.cli.processes import none_left, own_server
 from millstream.errors import MillstreamError
@@ -73,9 +74,10 @@ def demo(app: App, keep: bool) -> int:
     require_spark()
     ensure_java()
     directory = Path(tempfile.mkdtemp(prefix="millstream-demo-"))
-    shown = Shown(app)
+    interrupts = Interrupts()
+    shown = Shown(app, interrupts)
     try:
-        with none_left():
+        with interrupts.taken(), none_left():
             result = _play(directory, shown)
     finally:
         if not keep:
@@ -99,7 +101,8 @@ class Landed:
 class Shown:
     """Prints the story; silent when the result is wanted as JSON."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, interrupts: Interrupts) -> None:
+        self.interrupts = interrupts
         self._silent = app.json
         self._began = time.monotonic()
 
@@ -108,6 +111,7 @@ class Shown:
         return time.monotonic() - self._began
 
     def step(self, text: str) -> None:
+        self.interrupts.check()
         self.say(f"[{self.seconds:5.1f} s] {text}")
 
     def say(self, text: str) -> None:
@@ -132,6 +136,7 @@ def _play(directory: Path, shown: Shown) -> dict[str, Any]:
             "millstream demo", master="local[2]", conf=CONF, log_file=directory / "spark.log"
         )
         stack.enter_context(driver.closing(session))
+        stack.enter_context(shown.interrupts.noted())
         load.wait_for_burst(BURST_SECONDS)
         client = stack.enter_context(connect(url))
         total = sum(_records(client).values())
@@ -197,7 +202,7 @@ def _land(session: Any, client: Client, directory: Path, shown: Shown, steps: li
     with driver.hold(request):
         query = driver.start(job, request, session)
         with driver.running(query):
-            driver.watch(query, note)
+            driver.watch(query, note, shown.interrupts.check)
 
 
 def _compare(lake: Path, wanted: dict[str, int]) -> dict[str, int]:
