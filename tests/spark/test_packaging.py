@@ -1,7 +1,7 @@
 """Clusters whose Python lacks Millstream: each documented way of bringing it along, on a standalone cluster.
 
-The executors run a bare interpreter (`support.bare_python`): everything that is installed here except Millstream. The first
-test starts with the proof that it really is missing there.
+The planner beside the driver and the executors run a bare interpreter (`support.bare_python`): everything that is installed
+here except Millstream. The first test starts with the proof that it really is missing there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ PACKAGE = Path(millstream.__file__).parent
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter without Millstream."""
     python = bare_python(tmp_path_factory.mktemp("bare") / "venv", without=MILLSTREAM)
     looked = subprocess.run([python, "-c", "import millstream"], capture_output=True, text=True)
     assert "No module named 'millstream'" in looked.stderr
-    yield python
+    return python
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def read_all(spark: Any, url: str, stream: str) -> list[int]:
 
 
 def ship_and_use(spark: Any, url: str, stream: str, folder: str) -> dict[str, Any]:
-    """Without Millstream on the executors a read fails; after `register(ship=True)` everything works."""
+    """Spark knows no Millstream; after `register(ship=True)` it reads and writes, batches and streams."""
     from millstream.spark import register
 
     try:
@@ -88,6 +88,11 @@ def ship_and_use(spark: Any, url: str, stream: str, folder: str) -> dict[str, An
     return {"before": before, "seen": seen, "copied": total(spark, url, "copies")}
 
 
+def python_everywhere(python: str) -> dict[str, str]:
+    """One interpreter for the planner beside the driver and for the executors."""
+    return {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+
+
 EXPECTED = [ROWS, ROWS * (ROWS - 1) // 2]
 
 
@@ -99,9 +104,9 @@ def test_register_ships_the_code_by_value(
     orders: str,
     tmp_path: Path,
 ) -> None:
-    driver = new_driver(master=standalone.master, conf=LOOPBACK, env={"PYSPARK_PYTHON": bare})
+    driver = new_driver(master=standalone.master, conf=LOOPBACK, env=python_everywhere(bare))
     seen = driver.call(ship_and_use, url=server.url, stream=orders, folder=str(tmp_path))
-    assert "No module named 'millstream'" in seen["before"]
+    assert "[DATA_SOURCE_NOT_FOUND]" in seen["before"]
     assert seen["seen"] == EXPECTED
     assert seen["copied"] == EXPECTED
     driver.close()
@@ -119,12 +124,16 @@ def test_a_packed_environment_by_archives(
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(PACKAGE, site / "millstream", ignore=ignored)
+    shutil.copytree(PACKAGE.parent / "pyspark_millstream", site / "pyspark_millstream")
     with tarfile.open(packed, "w:gz") as archive:
         archive.add(tmp_path / "venv", arcname=".")
+    # Spark starts the same path beside the driver and on executors: so it is unpacked here, too.
+    (tmp_path / "driver-0").mkdir()
+    (tmp_path / "driver-0" / "environment").symlink_to(tmp_path / "venv")
     driver = new_driver(
         master=standalone.master,
         conf={**LOOPBACK, "spark.archives": f"{packed}#environment"},
-        env={"PYSPARK_PYTHON": "./environment/bin/python"},
+        env=python_everywhere("./environment/bin/python"),
     )
     assert driver.call(read_all, url=server.url, stream=orders) == EXPECTED
     driver.close()
@@ -135,13 +144,21 @@ def test_submit_runs_a_job_from_the_zip(
 ) -> None:
     """Neither the driver's Python nor the executors' has Millstream: the zip is all there is."""
     lake = tmp_path / "lake"
-    flags = ["--master", standalone.master, "--url", server.url, "--from", orders, "--to", str(lake)]
+    flags = [
+        "--master",
+        standalone.master,
+        "--url",
+        server.url,
+        "--from",
+        orders,
+        "--to",
+        str(lake),
+    ]
     conf = {**LOOPBACK, "spark.driver.memory": "512m", "spark.executor.memory": "512m"}
     for name, value in conf.items():
         flags += ["--conf", f"{name}={value}"]
-    env = environment(
-        tmp_path, {"PYSPARK_PYTHON": bare, "PYSPARK_DRIVER_PYTHON": bare, "SPARK_HOME": ""}
-    )
+    flags += ["--python", bare]
+    env = environment(tmp_path, {"SPARK_HOME": ""})
     command = [sys.executable, "-m", "millstream.cli", "pipeline", "submit", "land", *flags]
     done = subprocess.run(
         [*command, "--files", str(tmp_path / "files")],

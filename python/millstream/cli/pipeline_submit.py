@@ -8,6 +8,8 @@ Invariants:
 - I-SUB-2  The printed line is what would be run: it works as typed in a shell.
 - I-SUB-3  The zip is on the driver's PYTHONPATH *and* in `--py-files`: Spark's planner sees only the first, executors
            only the second.
+- I-SUB-4  Driver and executors are given the same path of Python, in the environment: for a Python source Spark starts one
+           path on both sides, and does not look at `spark.pyspark.python`.
 """
 
 from __future__ import annotations
@@ -154,9 +156,11 @@ def driver_environment(given: dict[str, Any], archive: Path) -> dict[str, str]:
     """What a driver on this machine needs; one in the cluster has an environment of its own."""
     if given["deploy_mode"] == "cluster":
         return {}
+    python = given["python"] or os.environ.get("PYSPARK_PYTHON") or sys.executable
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(archive), os.environ.get("PYTHONPATH")))),
-        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
     }
 
 
@@ -168,6 +172,12 @@ def command() -> click.Command:
             ["--deploy-mode"],
             type=click.Choice(["client", "cluster"]),
             help="Where the driver runs.  [default: client, here]",
+        ),
+        click.Option(
+            ["--python"],
+            metavar="PATH",
+            help="Python of driver and executors: the same path on every machine.  "
+            "[env PYSPARK_PYTHON; default: this one]",
         ),
         click.Option(
             ["--files", "folder"],

@@ -69,9 +69,7 @@ def test_a_small_backlog_gets_its_turn() -> None:
 
 def test_the_number_of_tasks_follows_bytes_and_cores() -> None:
     def count(total: int, minimum: int = 1) -> int:
-        return task_count(
-            total, cores=2, min_partitions=minimum, max_bytes_per_partition=128 * MIB
-        )
+        return task_count(total, cores=2, min_partitions=minimum, max_bytes_per_partition=128 * MIB)
 
     assert count(0) == 1
     assert count(1000) == 1
