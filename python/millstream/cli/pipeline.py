@@ -211,6 +211,14 @@ def _hold(request: Request, remote: str | None) -> Any:
     return driver.hold(request)
 
 
+def _log_file(job: Job, checkpoint: str) -> Path:
+    from millstream.spark.jobs import driver
+
+    if driver.is_elsewhere(checkpoint):
+        return Path(f"millstream-{job.name}.log")
+    return Path(checkpoint.removeprefix("file://")) / LOG_NAME
+
+
 def _run(
     app: App,
     job: Job,
@@ -225,8 +233,7 @@ def _run(
     display = Display(app, sys.stderr)
     log_file = None
     if given["remote"] is None:
-        checkpoint = driver.checkpoint_of(request).removeprefix("file://")
-        log_file = Path(given["log_file"] or Path(checkpoint) / LOG_NAME)
+        log_file = Path(given["log_file"] or _log_file(job, driver.checkpoint_of(request)))
         display.say(f"Spark's log: {log_file}")
     display.say("starting Spark ...")
     try:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import click
 
-from millstream.spark.jobs.driver import records_behind
+from millstream.spark.progress import lag
 
 if TYPE_CHECKING:
     from millstream.cli.context import App
     from millstream.spark.jobs.driver import Step, Summary
     from millstream.spark.jobs.job import Request
+    from millstream.spark.progress import Lag
 
 LINE_EVERY_S: Final = 1.0
 
@@ -50,14 +51,15 @@ class Display:
 
     def step(self, step: Step) -> None:
         """One batch was done."""
-        behind = records_behind(step.progress)
+        behind = lag(step.progress)
         self._rows += step.rows
         if self._json:
             document = {
                 "batch": step.batch,
                 "rows": step.rows,
                 "seconds": round(step.seconds, 3),
-                "lag_records": behind,
+                "lag_records": behind.records,
+                "lag_bytes": behind.bytes,
             }
             click.echo(json.dumps(document))
             return
@@ -108,7 +110,8 @@ class Display:
         )
 
 
-def _behind(behind: int | None) -> str:
-    if behind is None:
-        return "lag unknown"
-    return f"{behind:,} records behind the tail" if behind else "at the tail"
+def _behind(behind: Lag) -> str:
+    if not behind.records:
+        return "at the tail"
+    pace = "" if behind.seconds is None else f" (about {behind.seconds:.0f} s at this pace)"
+    return f"{behind.records:,} records behind the tail{pace}"
