@@ -117,8 +117,14 @@ impl Texts {
     fn push_repeated(&mut self, value: &[u8], rows: usize) {
         self.reserve(rows, value.len() * rows);
         let mut end = self.bytes.len();
-        for _ in 0..rows {
+        let full = end + value.len() * rows;
+        if rows > 0 {
             self.bytes.extend_from_slice(value);
+        }
+        // What is there is doubled: names are short, and a copy of many bytes costs little more than one of few.
+        while self.bytes.len() < full {
+            let here = (self.bytes.len() - end).min(full - self.bytes.len());
+            self.bytes.extend_from_within(end..end + here);
         }
         for slot in more(&mut self.offsets, rows * 4).chunks_exact_mut(4) {
             end += value.len();
@@ -359,8 +365,8 @@ impl Encoder {
             self.streams.push_repeated(stream.as_bytes(), rows);
         }
         if self.has.epoch {
-            for _ in 0..rows {
-                self.epochs.extend_from_slice(&(epoch as i64).to_le_bytes());
+            for slot in more(&mut self.epochs, rows * 8).chunks_exact_mut(8) {
+                slot.copy_from_slice(&(epoch as i64).to_le_bytes());
             }
         }
     }
