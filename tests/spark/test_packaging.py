@@ -166,7 +166,7 @@ def test_submit_runs_a_job_from_the_zip(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"done: {ROWS} rows" in done.stderr
