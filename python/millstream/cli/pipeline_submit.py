@@ -47,7 +47,7 @@ EPILOG: Final = """\b
 Examples:
   millstream pipeline submit land --master spark://host:7077 --from orders --to /shared/lake
   millstream pipeline submit land --master yarn --deploy-mode cluster --print \\
-      --from 'chat/**' --to hdfs:///lake --checkpoint hdfs:///checkpoints/chat --every 1m
+      --from 'chat/**' --to /shared/lake --checkpoint hdfs:///checkpoints/chat --every 1m
 \b
 The cluster needs pyspark's Python packages (pyarrow), not Millstream: a zip of pure Python goes
 with the job. Paths must be on storage that the driver and all executors share.

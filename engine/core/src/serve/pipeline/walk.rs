@@ -533,9 +533,15 @@ fn begin(
         Some(_) => 0,
         None => range.to.number,
     };
-    let end_gap = end
-        .gap
-        .filter(|gap| gap.certain && start.gap.is_none_or(|start| start.to != gap.to));
+    let mut end_gap = end.gap.filter(|gap| gap.certain);
+    let mut start_gap = start.gap;
+    if let (Some(gap), Some(certain)) = (&mut start_gap, end_gap)
+        && gap.to == certain.to
+    {
+        // All of the range is lost: that is one gap.
+        gap.certain = true;
+        end_gap = None;
+    }
     let course = Course {
         number,
         stream: Arc::clone(stream),
@@ -550,7 +556,7 @@ fn begin(
         end_gap,
         to: range.to,
     };
-    Ok((course, start.gap))
+    Ok((course, start_gap))
 }
 
 fn number_of_another(place: Place, records: u64) -> Refusal {
