@@ -58,12 +58,12 @@ def test_land_goes_on_until_it_is_stopped_and_then_where_it_was(
     land = ("pipeline", "run", "land", "--from", "shop/*", "--to", "lake", *CONF)
 
     first = start(*land, "--every", "1s", "--max-rows", "100")
-    first.wait_for_line("300 rows so far")
+    first.wait_for_line("300 rows so far, at the tail")
     second = start(*land)
     assert second.end() == 4
     assert any(f"in use by process {first.process.pid}" in line for line in second.err)
     client.create("shop/returns", content_type="application/json").append_many([{"n": 1}] * 50)
-    first.wait_for_line("350 rows so far")
+    first.wait_for_line("350 rows so far, at the tail")
     first.process.send_signal(signal.SIGINT)
     assert first.end(60.0) == 130
     assert first.left() == []

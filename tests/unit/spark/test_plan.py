@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,9 +71,7 @@ def test_a_small_backlog_gets_its_turn() -> None:
 
 def test_the_number_of_tasks_follows_bytes_and_cores() -> None:
     def count(total: int, minimum: int = 1) -> int:
-        return task_count(
-            total, cores=2, min_partitions=minimum, max_bytes_per_partition=128 * MIB
-        )
+        return task_count(total, cores=2, min_partitions=minimum, max_bytes_per_partition=128 * MIB)
 
     assert count(0) == 1
     assert count(1000) == 1
@@ -101,7 +101,7 @@ def test_every_record_is_in_exactly_one_task(
         mine = [piece for piece in pieces if piece.stream == item.stream]
         assert mine[0].start == item.start
         assert mine[-1].end == item.end
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in itertools.pairwise(mine):
             assert before.end == after.start
         assert all(piece.start.number < piece.end.number for piece in mine)
 
