@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -161,6 +162,44 @@ def test_large_streams_pass_through_checkpoints_and_spills(
         check_whole(Pipeline(api), model)
         check_whole(Pipeline(api), model, max_bytes=100_000)
         check_ranges(Pipeline(api), model, rng, 3)
+
+
+def test_a_reader_keeps_up_with_a_writer_while_bytes_move(
+    start_server: Callable[..., Server],
+) -> None:
+    """Follows by cursor and reads what is new, while checkpoints take the bytes away from under it."""
+    api = Api(start_server(settings={"checkpoint_bytes": "64KiB"}))
+    pipeline = Pipeline(api)
+    model = Model(api, "followed", JSON)
+    seen: list[bytes] = []
+    numbers: list[int] = []
+
+    def write() -> None:
+        rng = random.Random(5)
+        for _ in range(150):
+            model.append([rng.choice(TRICKY) for _ in range(rng.choice([1, 1, 5, 200]))])
+        assert api.close_stream("followed").status == 204
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    told = pipeline.tails(streams=["followed"])
+    place, closed = told["streams"][0]["first"], False
+    deadline = time.monotonic() + 60
+    while not closed:
+        assert time.monotonic() < deadline
+        for stream in told["streams"]:
+            read = pipeline.read(
+                [{"stream": "followed", "from": place, "to": stream["tail"]}], max_bytes=10_000
+            )
+            assert read.gaps == []
+            seen += read.column("value")
+            numbers += read.column("offset")
+            place, closed = stream["tail"], stream["closed"]
+        told = pipeline.tails(streams=["followed"], cursor=told["cursor"], wait_ms=5000)
+    writer.join(30)
+    assert seen == model.values
+    assert numbers == list(range(len(seen)))
+    assert api.metric("millstream_checkpoints_total") > 0
 
 
 def test_columns_and_their_types(shared_pipeline: Pipeline, shared: Api, path: str) -> None:

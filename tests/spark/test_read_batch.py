@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from millstream.client._sync import Client
-from spark.reading import batch, filled, more, numbers
+from support.http import Api
 from support.server import Server
+from support.spark_reading import batch, filled, more, numbers
 
 
 def test_the_four_columns_and_their_types(spark: Any, server: Server, client: Client) -> None:
@@ -133,15 +134,19 @@ def test_times_say_where_to_begin_and_end(spark: Any, server: Server, client: Cl
 def test_conditions_save_reading(spark: Any, server: Server, client: Client) -> None:
     stream = filled(client, "a", 50)
     time.sleep(0.01)
-    middle = dt.datetime.now(dt.UTC)
+    now = dt.datetime.now(dt.UTC)
+    middle = now.replace(microsecond=now.microsecond // 1000 * 1000)
     more(stream, 50, first=50)
     filled(client, "b", 50)
+    rows_read = "millstream_pipeline_read_rows_total"
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         frame = batch(spark, server.url, subscribe="a,b", filterPushdown=True, minPartitions=4)
         chosen = frame.where("stream = 'a' and offset >= 20 and offset < 25")
+        before = Api(server).metric(rows_read)
         assert numbers(chosen) == [20, 21, 22, 23, 24]
-        late = frame.where(f"timestamp > timestamp'{middle.isoformat()}' and stream in ('a')")
+        assert Api(server).metric(rows_read) - before == 5, "nothing else was read"
+        late = frame.where(f"timestamp >= timestamp'{middle.isoformat()}' and stream in ('a')")
         assert numbers(late) == list(range(50, 100))
         assert numbers(frame.where("stream like 'b%' and offset in (3, 5)")) == [3, 5]
         assert numbers(frame.where("stream = 'c'")) == []

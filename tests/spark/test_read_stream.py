@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from millstream.client._sync import Client
-from spark.reading import JSON, Query, filled, more, stream
 from support.server import Server
+from support.spark_reading import JSON, Query, filled, more, stream
 
 DEADLINE_S = 60.0
 
