@@ -23,7 +23,7 @@ from millstream.client._sync import Client
 from support.bare_python import MILLSTREAM, bare_python
 from support.server import Server
 from support.spark import Driver, available_now, environment
-from support.spark_cluster import StandaloneCluster
+from support.spark_cluster import ConnectServer, StandaloneCluster
 
 ROWS = 500
 LOOPBACK = {
@@ -139,6 +139,28 @@ def test_a_packed_environment_by_archives(
     driver.close()
 
 
+def missing_stream(spark: Any, url: str) -> str:
+    from millstream.spark import register
+
+    register(spark, ship=True)
+    try:
+        total(spark, url, "nothing")
+    except Exception as error:  # noqa: BLE001 - whatever Connect makes of it
+        return str(error)
+    return ""
+
+
+def test_a_connect_session_is_sent_the_code(
+    connect_server: ConnectServer, new_driver: Callable[..., Driver], server: Server, orders: str
+) -> None:
+    """The server has Millstream, too; what is shipped wins, as the traceback of an error shows."""
+    driver = new_driver(remote=connect_server.url)
+    text = driver.call(missing_stream, url=server.url)
+    assert "stream_not_found: stream `nothing` does not exist" in text
+    assert "shipped:millstream/spark/" in text
+    assert driver.call(read_all, url=server.url, stream=orders) == EXPECTED
+
+
 def test_submit_runs_a_job_from_the_zip(
     standalone: StandaloneCluster, bare: str, server: Server, orders: str, tmp_path: Path
 ) -> None:
@@ -166,7 +188,7 @@ def test_submit_runs_a_job_from_the_zip(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"done: {ROWS} rows" in done.stderr

@@ -15,6 +15,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
+use crate::codec::adopt::{UsedUp, encode_used_up};
 use crate::io::BootId;
 use crate::limits::{ADOPT_MIN_BYTES, CHECKPOINT_CHUNK_STREAMS};
 use crate::log::catalog::{CatalogError, Change};
@@ -37,6 +38,9 @@ pub const META_DAMAGED: &str = "damaged_ranges";
 /// Boot id of the kernel that the last run had; absent = unknown.
 pub const META_BOOT: &str = "boot";
 
+/// Stages whose bytes were copied into the log that is free now, as far as their files may still be there.
+pub const META_USED_UP: &str = "used_up_stages";
+
 /// What a checkpoint needs from the engine.
 pub struct Checkpoint<'a> {
     pub directory: &'a Directory,
@@ -48,6 +52,8 @@ pub struct Checkpoint<'a> {
     pub now_ms: u64,
     /// Everything up to here was staged before the checkpoint began.
     pub staged: u64,
+    /// Stages that commits up to there have copied.
+    pub used_up: &'a [UsedUp],
     /// Packs that are mostly dead: whoever still lives in one moves out.
     pub leave_packs: &'a HashSet<u32>,
     /// Waits until a sequence is synced; `false` = it will not be.
@@ -279,8 +285,11 @@ impl Checkpoint<'_> {
             vec![(META_HIGHEST_EPOCH, &epoch), (META_LOSSES, &losses)];
         meta.push((META_BOOT, self.boot_id.as_ref().map_or(&[], |id| id)));
         meta.push((META_DAMAGED, &damaged));
+        let mut used_up = Vec::new();
+        encode_used_up(self.used_up, &mut used_up);
         if last {
             meta.push((META_CHECKPOINT, &sequence));
+            meta.push((META_USED_UP, &used_up));
         }
         self.directory
             .catalog()

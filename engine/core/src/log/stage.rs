@@ -18,9 +18,9 @@
 
 use std::io;
 
-use super::index::INDEX_ENTRY_BYTES;
+use super::index::{INDEX_ENTRY_BYTES, damage};
 use super::pack::{self, FILE_HEADER_BYTES, PACKS_DIRECTORY, SECTION_HEADER_BYTES, Section};
-use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, encode_entry};
+use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, UsedUp, decode_entries, encode_entry};
 use crate::codec::{Reader, put_short};
 use crate::io::sabotage::{self, Sabotage};
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
@@ -65,6 +65,13 @@ pub struct StageRecord {
     pub head: StageHead,
     pub file_bytes: u64,
     pub streams: Vec<StageStream>,
+}
+
+impl StageRecord {
+    /// What says that this stage was copied.
+    pub fn used_up(&self) -> UsedUp {
+        UsedUp::new(self.pack, self.head.time_ms, &self.head.id)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -273,6 +280,37 @@ pub fn read(disk: &dyn Disk, number: u32) -> io::Result<Option<StageRecord>> {
         Err(error) if is_garbled(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Appends of a section that do not match their checksum, as ranges relative to the section. An error: the index itself
+/// cannot be read, or the file.
+pub fn examine(file: &dyn DiskFile, section: &Adopted) -> io::Result<Vec<(u64, u64)>> {
+    let len = section.index_count as usize * RELATIVE_ENTRY_BYTES;
+    if section.index_at.saturating_add(len as u64) > file.len()? {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut bytes = vec![0; len];
+    read_exact_at(file, &mut bytes, section.index_at)?;
+    let index = decode_entries(section, &bytes)
+        .ok_or_else(|| damage("the index of a stage is damaged".to_owned()))?;
+    let mut bad: Vec<(u64, u64)> = Vec::new();
+    let mut start = 0;
+    for entry in index {
+        bytes.resize((entry.end - start) as usize, 0);
+        let read = read_exact_at(
+            file,
+            &mut bytes,
+            section.file_position.saturating_add(start),
+        );
+        match read {
+            Ok(()) if crc32c::crc32c(&bytes) == entry.crc => {}
+            Ok(()) => bad.push((start, entry.end)),
+            Err(error) if is_garbled(&error) => bad.push((start, entry.end)),
+            Err(error) => return Err(error),
+        }
+        start = entry.end;
+    }
+    Ok(bad)
 }
 
 fn is_garbled(error: &io::Error) -> bool {

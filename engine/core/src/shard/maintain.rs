@@ -219,6 +219,7 @@ impl Engine {
         let retained_before = self.metrics.wal_retained_bytes.get();
         let staged = self.shard.staged();
         let leave_packs = std::mem::take(&mut *self.maintenance.leave_packs.lock());
+        let used_up = self.stages.copied_up_to(staged);
         Checkpoint {
             directory: &self.directory,
             cold: &self.cold,
@@ -228,6 +229,7 @@ impl Engine {
             boot_id: self.doors.boot_id,
             now_ms: self.now_ms(),
             staged,
+            used_up: &used_up,
             leave_packs: &leave_packs,
             wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),
         }

@@ -273,18 +273,22 @@ impl Engine {
         for record in &expired {
             self.remove_stage_file(record.pack);
         }
-        for pack in self.stages.take_copied(self.shard.synced()) {
-            self.remove_stage_file(pack);
+        for copied in self.stages.copied_up_to(self.shard.synced()) {
+            if self.remove_stage_file(copied.pack) {
+                self.stages.forget_copied(copied.pack);
+            }
         }
         if !expired.is_empty() {
             self.count_stages();
         }
     }
 
-    fn remove_stage_file(&self, pack: u32) {
-        if let Err(error) = self.cold.drop_stage(pack) {
+    fn remove_stage_file(&self, pack: u32) -> bool {
+        let removed = self.cold.drop_stage(pack);
+        if let Err(error) = &removed {
             report!("a stage's file could not be removed, the next checkpoint will: {error}");
         }
+        removed.is_ok()
     }
 
     /// Takes note of what an earlier run has left.

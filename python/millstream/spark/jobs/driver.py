@@ -221,7 +221,7 @@ def closing(session: SparkSession) -> Iterator[None]:
         from pyspark import SparkContext
 
         gateway: Any = SparkContext._gateway
-        if gateway is not None:
+        if gateway is not None and gateway.proc is not None:  # else spark-submit's JVM started us
             gateway.shutdown()
             SparkContext._gateway = None
             SparkContext._jvm = None

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::files::FileKey;
 use super::{ColdStore, pack_numbers_used_up};
-use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, decode_entries};
+use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, UsedUp, decode_entries};
 use crate::io::{DiskFile, read_exact_at};
 use crate::log::index::damage;
 use crate::log::pack::{self, PACKS_DIRECTORY};
@@ -70,8 +70,12 @@ impl ColdStore {
     }
 
     /// Finds the stages that an earlier run has left: packs that the catalog (`live`) does not name, no frame of the
-    /// log has adopted, and that hold a whole record.
-    pub fn find_stages(&self, live: &[(u32, u64)]) -> io::Result<Vec<StageRecord>> {
+    /// log has adopted, and that hold a whole record. Those that are used up are removed.
+    pub fn find_stages(
+        &self,
+        live: &[(u32, u64)],
+        used_up: &[UsedUp],
+    ) -> io::Result<Vec<StageRecord>> {
         let named: HashSet<u32> = live.iter().map(|(number, _)| *number).collect();
         let mut found = Vec::new();
         for entry in self.disk.list(PACKS_DIRECTORY)? {
@@ -81,9 +85,13 @@ impl ColdStore {
             if named.contains(&number) || self.kept.lock().holds(number) {
                 continue;
             }
-            if let Some(record) = stage::read(&*self.disk, number)? {
-                self.kept.lock().waiting.insert(number);
-                found.push(record);
+            match stage::read(&*self.disk, number)? {
+                Some(record) if used_up.contains(&record.used_up()) => self.remove_pack(number)?,
+                Some(record) => {
+                    self.kept.lock().waiting.insert(number);
+                    found.push(record);
+                }
+                None => {}
             }
         }
         Ok(found)
