@@ -90,7 +90,7 @@ def test_the_patience_ends(client: Client, proxy: FaultProxy) -> None:
 def test_refusals_come_at_once_and_by_name(client: Client, proxy: FaultProxy) -> None:
     with pytest.raises(StreamNotFound):
         stage(client, "a", body("1"), stream="nope")
-    with pytest.raises(JsonInvalid, match="row 1"):
+    with pytest.raises(JsonInvalid, match="Row 1"):
         stage(client, "b", body("1", "{"), stream="s")
     staged = stage(client, "c", body("1"), stream="s")
     with pytest.raises(StageConflict):

@@ -23,9 +23,19 @@ from support.server import Server
 from support.spark import Driver, session_processes
 from support.spark_faults import jobs
 from support.spark_faults.processes import executor_of
-from support.spark_faults.round import BATCHES, COMMIT, STAGE, Round
+from support.spark_faults.round import (
+    BATCHES,
+    COMMIT,
+    ROWS_PER_BATCH,
+    ROWS_PER_BATCH_FOR_TROUBLE,
+    STAGE,
+    Round,
+)
 
 ROUNDS_FULL = 10
+ROUND_DEADLINE_S = 260.0
+pytestmark = pytest.mark.timeout(3600)  # ten rounds; each has deadlines of its own
+Rounds = Callable[..., Iterator[Round]]
 
 
 @pytest.fixture
@@ -36,27 +46,27 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def rounds(
-    full: bool, server: Server, client: Client, proxy: FaultProxy, tmp_path: Path
-) -> Iterator[Round]:
+def rounds(full: bool, server: Server, client: Client, proxy: FaultProxy, tmp_path: Path) -> Rounds:
     """The rounds of one fault; the seed of each is printed before it runs."""
 
-    def play() -> Iterator[Round]:
+    def play(rows_per_batch: int = ROWS_PER_BATCH) -> Iterator[Round]:
         named = os.environ.get("MILLSTREAM_TEST_SEED")
         first = int(named) if named else random.SystemRandom().randrange(1_000_000)
         for seed in range(first, first + (1 if named or not full else ROUNDS_FULL)):
             print(f"seed {seed}")
             folder = tmp_path / f"round-{seed}"
             folder.mkdir()
-            yield Round(server, client, proxy, folder, seed)
+            yield Round(server, client, proxy, folder, seed, rows_per_batch)
 
-    return play()
+    return play
 
 
-def test_failing_tasks(rounds: Iterator[Round], local_cluster: Driver) -> None:
-    for round_ in rounds:
+def test_failing_tasks(rounds: Rounds, local_cluster: Driver) -> None:
+    for round_ in rounds(ROWS_PER_BATCH_FOR_TROUBLE):
         round_.mark_stages()
-        ran = local_cluster.call(jobs.copy, **round_.arguments(trouble="fail once"))
+        ran = local_cluster.call(
+            jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments(trouble="fail once")
+        )
         assert ran == list(range(BATCHES))
         attempts = round_.attempts(batch=1)
         assert {(0, 0), (1, 0)} & attempts, "no first attempt got as far as staging"
@@ -64,10 +74,8 @@ def test_failing_tasks(rounds: Iterator[Round], local_cluster: Driver) -> None:
         round_.check()
 
 
-def test_an_executor_is_killed_while_it_writes(
-    rounds: Iterator[Round], local_cluster: Driver
-) -> None:
-    for round_ in rounds:
+def test_an_executor_is_killed_while_it_writes(rounds: Rounds, local_cluster: Driver) -> None:
+    for round_ in rounds():
         killed: list[int] = []
 
         def kill(call: Call, killed: list[int] = killed) -> None:
@@ -75,19 +83,18 @@ def test_an_executor_is_killed_while_it_writes(
             os.kill(executor, signal.SIGKILL)
             killed.append(executor)
 
-        # Counted over all batches, so any task of any batch may be hit; a batch has about 20 stages.
-        nth = round_.random.randrange(2, 40)
+        nth = round_.some_stage()
         round_.proxy.at(
             "PUT", STAGE, kill, nth=nth, moment=round_.random.choice(["before", "after"])
         )
-        ran = local_cluster.call(jobs.copy, **round_.arguments())
+        ran = local_cluster.call(jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments())
         assert len(killed) == 1
         assert ran == list(range(BATCHES))
         round_.check()
 
 
 def test_the_driver_is_killed(
-    rounds: Iterator[Round], new_driver: Callable[..., Driver], spark: Any
+    rounds: Rounds, new_driver: Callable[..., Driver], spark: Any
 ) -> None:
     """kill -9 at a point between stage, commit and checkpoint; a driver with another plan goes on."""
     points = [
@@ -97,7 +104,7 @@ def test_the_driver_is_killed(
         ("POST", COMMIT, "after"),
         ("POST", COMMIT, "answered"),
     ]
-    for round_ in rounds:
+    for round_ in rounds():
         driver = new_driver(master="local[2]")
         method, path, moment = round_.random.choice(points)
         print(f"kill {moment} {method} {path}")
@@ -111,15 +118,11 @@ def test_the_driver_is_killed(
             """The answer leaves; what the driver makes of it until it dies is left to chance."""
             threading.Timer(round_.random.random() * 0.2, kill, (call,)).start()
 
-        nth = (
-            round_.random.randrange(2, 40)
-            if path == STAGE
-            else round_.random.randrange(1, BATCHES + 1)
-        )
+        nth = round_.some_stage() if path == STAGE else round_.random.randrange(1, BATCHES + 1)
         action, when = (kill_soon, "after") if moment == "answered" else (kill, moment)
         round_.proxy.at(method, path, action, nth=nth, moment=when)  # type: ignore[arg-type]
         driver.begin(jobs.copy, **round_.arguments())
-        driver.process.wait(120)
+        driver.process.wait(ROUND_DEADLINE_S)
         round_.proxy.check()
         before = len(round_.written())
         ran = jobs.copy(spark, **round_.arguments(partitions=3))
@@ -127,8 +130,8 @@ def test_the_driver_is_killed(
         round_.check()
 
 
-def test_the_answer_to_a_commit_is_lost(rounds: Iterator[Round], spark: Any) -> None:
-    for round_ in rounds:
+def test_the_answer_to_a_commit_is_lost(rounds: Rounds, spark: Any) -> None:
+    for round_ in rounds():
         lost = round_.random.randrange(1, BATCHES + 1)
         round_.proxy.at("POST", COMMIT, drop, nth=lost, moment="after")
         assert jobs.copy(spark, **round_.arguments()) == list(range(BATCHES))
@@ -138,9 +141,9 @@ def test_the_answer_to_a_commit_is_lost(rounds: Iterator[Round], spark: Any) -> 
         round_.check()
 
 
-def test_a_commit_that_spark_believes_to_have_failed(rounds: Iterator[Round], spark: Any) -> None:
+def test_a_commit_that_spark_believes_to_have_failed(rounds: Rounds, spark: Any) -> None:
     """The answer stays away for longer than the patience: Spark aborts what was applied, and runs it again."""
-    for round_ in rounds:
+    for round_ in rounds():
         nth = round_.random.randrange(1, BATCHES + 1)
         rule = round_.proxy.at("POST", COMMIT, drop, nth=nth, times=1_000, moment="after")
         with pytest.raises(Exception, match="unreachable: cannot reach"):
@@ -156,8 +159,8 @@ def test_a_commit_that_spark_believes_to_have_failed(rounds: Iterator[Round], sp
         round_.check()
 
 
-def test_a_batch_runs_again_with_other_partitions(rounds: Iterator[Round], spark: Any) -> None:
-    for round_ in rounds:
+def test_a_batch_runs_again_with_other_partitions(rounds: Rounds, spark: Any) -> None:
+    for round_ in rounds():
         before, after = round_.random.sample([1, 2, 3, 4], 2)
         jobs.copy(spark, **round_.arguments(partitions=before))
         last = BATCHES - 1
@@ -172,18 +175,20 @@ def test_a_batch_runs_again_with_other_partitions(rounds: Iterator[Round], spark
         round_.check()
 
 
-def test_speculation(rounds: Iterator[Round], standalone_driver: Driver) -> None:
-    for round_ in rounds:
+def test_speculation(rounds: Rounds, standalone_driver: Driver) -> None:
+    for round_ in rounds(ROWS_PER_BATCH_FOR_TROUBLE):
         round_.mark_stages()
-        ran = standalone_driver.call(jobs.copy, **round_.arguments(trouble="wait for twin"))
+        ran = standalone_driver.call(
+            jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments(trouble="wait for twin")
+        )
         assert ran == list(range(BATCHES))
         for batch in range(BATCHES):
             assert {(1, 0), (1, 1)} <= round_.attempts(batch), f"no second attempt in batch {batch}"
         round_.check()
 
 
-def test_the_server_is_killed_in_mid_batch(rounds: Iterator[Round], spark: Any) -> None:
-    for round_ in rounds:
+def test_the_server_is_killed_in_mid_batch(rounds: Rounds, spark: Any) -> None:
+    for round_ in rounds():
         server = round_.server
         server.flags = ("--port", str(server.port))
 
@@ -191,11 +196,7 @@ def test_the_server_is_killed_in_mid_batch(rounds: Iterator[Round], spark: Any) 
             server.crash_and_restart()
 
         method, path = round_.random.choice([("PUT", STAGE), ("POST", COMMIT)])
-        nth = (
-            round_.random.randrange(2, 40)
-            if path == STAGE
-            else round_.random.randrange(1, BATCHES + 1)
-        )
+        nth = round_.some_stage() if path == STAGE else round_.random.randrange(1, BATCHES + 1)
         moment = round_.random.choice(["before", "after"])
         print(f"kill the server {moment} {method} {path} {nth}")
         round_.proxy.at(method, path, crash, nth=nth, moment=moment)
@@ -203,18 +204,18 @@ def test_the_server_is_killed_in_mid_batch(rounds: Iterator[Round], spark: Any) 
         round_.check()
 
 
-def test_a_shuffle_keeps_every_record(rounds: Iterator[Round], spark: Any) -> None:
+def test_a_shuffle_keeps_every_record(rounds: Rounds, spark: Any) -> None:
     """Behind a shuffle rows come in another order in each attempt; the batch is still one."""
-    for round_ in rounds:
+    for round_ in rounds():
         jobs.copy(spark, **round_.arguments(shuffle=2))
         forget_batch(round_.checkpoint, BATCHES - 1)
         jobs.copy(spark, **round_.arguments(shuffle=2))
         round_.check(ordered=False)
 
 
-def test_direct_mode_with_a_fixed_plan(rounds: Iterator[Round], spark: Any) -> None:
+def test_direct_mode_with_a_fixed_plan(rounds: Rounds, spark: Any) -> None:
     """The source's own partitions, the same in each run: a replay repeats the same appends."""
-    for round_ in rounds:
+    for round_ in rounds():
         options = {"exactlyOnce": "direct", "directPartitions": "2", "directRecords": "70"}
         arguments = round_.arguments(write_options=options)
         jobs.copy(spark, **arguments)

@@ -106,7 +106,7 @@ def test_missing_streams_are_created_on_demand(spark: Any, client: Client, serve
     )
     text = refusal(lambda: write(frame, server.url))
     assert "stream_not_found: " in text
-    assert "`new/" in text
+    assert '"new/' in text
     assert "createStreams" in text
     write(frame, server.url, createStreams="true", durability="disk")
     info = client.stream("new/0").info()

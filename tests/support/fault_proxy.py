@@ -17,6 +17,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, Protocol
@@ -26,6 +27,10 @@ DEADLINE_S = 120.0
 HOP_HEADERS = {"connection", "keep-alive", "content-length", "transfer-encoding", "date", "server"}
 
 Moment = Literal["before", "after"]
+
+# A server started by an action dies with the thread that started it (PR_SET_PDEATHSIG counts threads), so
+# actions run in threads that live as long as the test process.
+_ACTORS = ThreadPoolExecutor(4, thread_name_prefix="fault")
 
 
 class Upstream(Protocol):
@@ -162,7 +167,7 @@ class FaultProxy:
                         due.append(rule)
         for rule in due:
             try:
-                rule.action(call)
+                _ACTORS.submit(rule.action, call).result(DEADLINE_S)
             except Drop:
                 raise
             except BaseException as error:
@@ -204,7 +209,10 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def upstream(self, port: int) -> http.client.HTTPConnection:
-        if self._upstream is None or self._upstream.port != port:
+        if self._upstream is not None and self._upstream.port != port:
+            self._upstream.close()
+            self._upstream = None
+        if self._upstream is None:
             self._upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
         return self._upstream
 

@@ -13,10 +13,11 @@ from typing import Any
 from millstream.client._sync import Client
 from support.fault_proxy import Call, FaultProxy
 from support.server import Server
-from support.spark_faults.jobs import stage_mark
+from support.spark_faults.jobs import STAGE_BYTES, stage_mark
 
-ROWS = 18_000
-ROWS_PER_BATCH = 6_000
+ROWS_PER_BATCH = 2_000
+ROWS_PER_BATCH_FOR_TROUBLE = 6_000
+"""Enough that a task has staged rows before the trouble begins (`jobs.ROWS_BEFORE_TROUBLE`)."""
 ROWS_PER_APPEND = 100
 BATCHES = 3
 STAGE = "/v1/stage/"
@@ -28,22 +29,29 @@ class Round:
     """`arguments` are what `jobs.copy` needs; `check` compares the target with the source."""
 
     def __init__(
-        self, server: Server, client: Client, proxy: FaultProxy, folder: Path, seed: int
+        self,
+        server: Server,
+        client: Client,
+        proxy: FaultProxy,
+        folder: Path,
+        seed: int,
+        rows_per_batch: int,
     ) -> None:
         self.server = server
         self.client = client
         self.proxy = proxy
         self.folder = folder
         self.random = random.Random(seed)
+        self.rows_per_batch = rows_per_batch
         self.source = f"source-{seed}"
         self.target = f"target-{seed}"
         self.checkpoint = folder / f"checkpoint-{seed}"
         self.records = [
             json.dumps({"n": n, "text": f"{self.random.getrandbits(640):0160x}"}).encode()
-            for n in range(ROWS)
+            for n in range(BATCHES * rows_per_batch)
         ]
         stream = client.create(self.source, content_type="application/json")
-        for first in range(0, ROWS, ROWS_PER_APPEND):
+        for first in range(0, len(self.records), ROWS_PER_APPEND):
             stream.append_many(self.records[first : first + ROWS_PER_APPEND])
         client.create(self.target, content_type="application/json")
         proxy.clear()
@@ -54,11 +62,16 @@ class Round:
             "source": self.source,
             "target": self.target,
             "checkpoint": str(self.checkpoint),
-            "rows_per_batch": ROWS_PER_BATCH,
+            "rows_per_batch": self.rows_per_batch,
             "partitions": 2,
             "folder": str(self.folder),
             **changes,
         }
+
+    def some_stage(self) -> int:
+        """The number of a request that stages rows: any but the first, in any of the batches."""
+        per_task = self.rows_per_batch // 2 // (STAGE_BYTES // 215)
+        return self.random.randrange(2, 2 * per_task * BATCHES)
 
     def mark_stages(self) -> None:
         """Tell the tasks which attempts have staged something, by files (`jobs.stage_mark`)."""
@@ -95,8 +108,8 @@ class Round:
         """Count, checksum and, where the plan keeps it, order of the target equal the source."""
         self.proxy.check()
         written = self.written()
-        assert len(written) == ROWS, (
-            f"{len(written)} records, {len(set(written))} different, of {ROWS}"
+        assert len(written) == len(self.records), (
+            f"{len(written)} records, {len(set(written))} different, of {len(self.records)}"
         )
         assert checksum(sorted(written)) == checksum(sorted(self.records))
         if ordered:
