@@ -188,6 +188,30 @@ def test_a_batch_that_was_planned_is_read_again_as_it_was(
     assert seen[2:] == [(1, list(range(25, 40))), (2, list(range(40, 50)))]
 
 
+def test_a_first_batch_that_is_repeated_loses_nothing(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    """`latest` moves on while the query is down; what came behind its first start must be read."""
+    a = filled(client, "a", 10)
+    checkpoint = tmp_path / "checkpoint"
+    seen: list[int] = []
+
+    def look(part: Any, _: int) -> None:
+        seen.extend(sorted(row.offset for row in part.select("offset").collect()))
+
+    def run() -> None:
+        writer = stream(spark, server.url, subscribe="a").writeStream.foreachBatch(look)
+        available_now(writer.option("checkpointLocation", str(checkpoint)))
+
+    run()
+    assert seen == []
+    for file in (checkpoint / "commits" / "0", checkpoint / "commits" / ".0.crc"):
+        file.unlink()
+    more(a, 5, first=10)
+    run()
+    assert seen == [10, 11, 12, 13, 14]
+
+
 def test_ten_thousand_streams(spark: Any, server: Server, tmp_path: Path) -> None:
     """Few tasks for many active streams, and a checkpoint entry below 1 MB."""
     names = [f"chat/{index:05d}" for index in range(10_000)]
