@@ -26,6 +26,7 @@ import click
 import durability_table
 from millstream import errors, settings
 from millstream.cli.main import PROGRAM, cli
+from millstream.spark import options as spark_options
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = ROOT / "engine/core/src"
@@ -199,6 +200,31 @@ def command_tree(
             yield from command_tree((*names, name), command.commands[name])
 
 
+def spark_option_tables() -> str:
+    """The options of the Spark connector, for reading and for writing."""
+    groups = (
+        ("Both", spark_options.ALL),
+        ("Reading", spark_options.READS),
+        ("Streaming reads", spark_options.STREAM),
+        ("Batch reads", spark_options.BATCH),
+        ("Writing", spark_options.WRITE),
+    )
+    parts = []
+    for title, use in groups:
+        rows = [
+            (code(option.name), option.default or "unset", option.meaning, CHANGES[option.change])
+            for option in spark_options.TABLE
+            if option.use == use
+        ]
+        head = ("option", "default", "meaning", "may change between runs")
+        parts.append(f"### {title}\n\n{table(head, rows)}")
+    if sum(part.count("\n| `") for part in parts) != len(spark_options.TABLE):
+        raise Unreadable("an option of the Spark connector is in no group")
+    return "\n\n".join(parts)
+
+
+CHANGES = {"yes": "yes", "new": "no: a new checkpoint"}
+
 REGIONS: dict[str, Callable[[], str]] = {
     "error-codes": error_codes,
     "python-errors": python_errors,
@@ -207,6 +233,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "settings": all_settings,
     "commands": commands,
     "durability": durability_table.durability,
+    "spark-options": spark_option_tables,
 }
 
 

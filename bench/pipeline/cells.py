@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,6 +38,9 @@ class SparkSide:
     """One session for all cells, so that all are equally warm."""
 
     def __init__(self, options: argparse.Namespace, root: Path) -> None:
+        # Workers need this interpreter, which has the connector, and the source of the Arrow files.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)
         builder = (
             SparkSession.builder.master(options.master)
             .appName("millstream-bench")

@@ -21,6 +21,7 @@ from support.server import ROOT, Server
 README = ROOT / "README.md"
 DEFAULT_ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):4437")
 COMMAND_DEADLINE_S = 6.0
+SPARK_DEADLINE_S = 240.0
 FOLLOWS = re.compile(r"\b(?:tail|follow)\b|live=")
 
 
@@ -50,16 +51,23 @@ def commands(block: Block) -> list[str]:
     return result
 
 
-def run_as_typed(command: list[str], environment: dict[str, str], follows: bool) -> str:
+def run_as_typed(
+    command: list[str],
+    environment: dict[str, str],
+    follows: bool,
+    *,
+    folder: Path = ROOT,
+    deadline_s: float = COMMAND_DEADLINE_S,
+) -> str:
     try:
         done = subprocess.run(
             command,
-            cwd=ROOT,
+            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=COMMAND_DEADLINE_S,
+            timeout=deadline_s,
             text=True,
             check=False,
         )
@@ -99,6 +107,7 @@ def test_every_make_task_that_is_shown_exists() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_readme_commands_run_as_typed(server: Server, tmp_path: Path) -> None:
     address = server.url.removeprefix("http://")
     environment = {**os.environ, "MILLSTREAM_URL": server.url, "NO_COLOR": "1"}
@@ -109,7 +118,13 @@ def test_readme_commands_run_as_typed(server: Server, tmp_path: Path) -> None:
             script = tmp_path / f"block{ran}.py"
             script.write_text(text)
             python = str(ROOT / ".venv/bin/python")
-            run_as_typed([python, "-u", str(script)], environment, bool(FOLLOWS.search(text)))
+            run_as_typed(
+                [python, "-u", str(script)],
+                environment,
+                bool(FOLLOWS.search(text)),
+                folder=tmp_path,
+                deadline_s=SPARK_DEADLINE_S if "spark" in text else COMMAND_DEADLINE_S,
+            )
             ran += 1
         elif block.language in ("sh", "bash", "console"):
             for command in commands(Block(block.language, text)):

@@ -45,6 +45,8 @@ SMALL: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.numRecentProgressUpdates": "500",
     "spark.sql.streaming.stopTimeout": "30s",
+    # On a busy machine a Python process may take longer than the usual 15 s to come up.
+    "spark.python.authenticate.socketTimeout": "60s",
     # A failing task of a test fails on purpose: the second attempt comes at once.
     "spark.excludeOnFailure.enabled": "false",
 }

@@ -21,8 +21,26 @@ pub struct RefusalHeaders {
     pub closed: bool,
     pub producer_epoch: Option<u64>,
     pub producer_expected_and_received_seq: Option<(u64, u64)>,
-    /// Methods of a path that has fewer than a stream.
-    pub allow: Option<&'static str>,
+    pub allow: Allow,
+}
+
+/// Which methods a path takes, for `Allow`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Allow {
+    #[default]
+    Stream,
+    Post,
+    PutAndDelete,
+}
+
+impl Allow {
+    pub fn methods(self) -> &'static str {
+        match self {
+            Allow::Stream => "GET, HEAD, POST, PUT, DELETE, OPTIONS",
+            Allow::Post => "POST",
+            Allow::PutAndDelete => "PUT, DELETE",
+        }
+    }
 }
 
 impl Refusal {

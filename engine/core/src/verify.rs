@@ -1,7 +1,7 @@
 //! Verification: every checksum and relation of a data directory, stopped or running, and its repair.
 //!
 //! Above `shard`, beside `serve`. The walk goes over the log (`log_scan`, `judge`, `shadow`), the catalog (`census`),
-//! the bytes of every stream (`extents`) and the directory itself (`places`). A stopped directory is read through
+//! the bytes of every stream (`extents`, and `adopted` before their first checkpoint) and the directory itself (`places`). A stopped directory is read through
 //! an overlay, so nothing in it changes; a running one through the engine's own catalog.
 //!
 //! Invariants
@@ -9,6 +9,7 @@
 //! - `I-VERIFY-2` What is an error here is what a start refuses or what a reader would miss; leftovers are notes.
 //! - `I-VERIFY-3` On a running server nothing is reported that a second look at the newest catalog explains.
 
+mod adopted;
 mod census;
 mod extents;
 mod judge;
@@ -275,7 +276,8 @@ impl Walk<'_, '_> {
         apply(&files, &judged, &mut shadows, checkpoint, report)?;
         report_damage(&files, &judged, &mut shadows, report)?;
         Census::new(&view, &shadows, report).run(&mut self.meter)?;
-        places::check_strangers(self.disk, &view, self.live.is_some(), report)
+        let adopted = adopted::check(self.disk, &shadows, &mut self.meter, report)?;
+        places::check_strangers(self.disk, &view, &adopted, self.live.is_some(), report)
     }
 
     fn scan_log(&mut self, report: &mut Report) -> Result<Vec<ScannedFile>, CatalogError> {

@@ -7,12 +7,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use millstream_core::shard::engine::{Engine, Undone};
+use millstream_core::shard::stages::Found;
 use millstream_core::stream::handle::Stream;
 use millstream_core::stream::offsets::{self, GapReason};
 use millstream_core::stream::state::Life;
 
 use crate::history::History;
-use crate::model::{Marks, StreamModel, World};
+use crate::model::{Marks, StageModel, StreamModel, World, committer_bytes, producer_bytes};
 use crate::plan::PATHS;
 
 pub type Checked = Result<(), String>;
@@ -171,7 +172,7 @@ fn state(stream: &Arc<Stream>, model: &StreamModel, marks: Marks) -> Checked {
         differ("closed", path, state.closed, model.closed)?;
         let tag = model
             .closed_by
-            .map(|tag| (vec![tag.id], tag.epoch, tag.seq));
+            .map(|tag| (tag.id_bytes().to_vec(), tag.epoch, tag.seq));
         let by = state.closed_by.as_ref();
         let by = by.map(|by| (by.id.to_vec(), by.epoch, by.seq));
         differ("closing producer", path, by, tag)?;
@@ -217,9 +218,13 @@ fn state(stream: &Arc<Stream>, model: &StreamModel, marks: Marks) -> Checked {
                     .collect()
             });
         let expected = model.producers.iter();
-        let expected = expected
-            .map(|(id, known)| (vec![*id], (known.epoch, known.seq)))
-            .collect();
+        let expected = expected.map(|(id, known)| {
+            let id = producer_bytes(*id).to_vec();
+            (id, (known.epoch, known.seq))
+        });
+        let committers = model.committers.iter();
+        let committers = committers.map(|(id, epoch)| (committer_bytes(*id), (*epoch, 0)));
+        let expected = expected.chain(committers).collect();
         differ("producers", path, producers, expected)?;
     }
     Ok(())
@@ -314,6 +319,20 @@ pub fn walk(engine: &Engine, world: &World, sleeps: u64) -> Checked {
                 expected.len()
             ));
         }
+    }
+    Ok(())
+}
+
+/// Every stage that a client was told of waits, unless it was committed: then it waits no more.
+pub fn stages<'a>(
+    engine: &Engine,
+    world: &World,
+    stages: impl Iterator<Item = &'a StageModel>,
+) -> Checked {
+    for stage in stages {
+        let waits = matches!(engine.stages.find(&stage.id), Found::Waiting(_));
+        let committed = world.committed.contains_key(&stage.id);
+        differ("waiting", &stage.id, waits, !committed)?;
     }
     Ok(())
 }

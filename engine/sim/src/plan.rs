@@ -25,6 +25,8 @@ const MIXES: [&[Class]; 6] = [
 ];
 
 pub const PATHS: [&str; 6] = ["a", "b", "c/d", "e", "f", "g"];
+/// Places for stages.
+const SLOTS: u64 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkWish {
@@ -65,6 +67,20 @@ pub enum Op {
         /// From the last `Stream-Seq`: above 0 goes on, otherwise it conflicts.
         stream_seq: Option<i64>,
         close: bool,
+    },
+    /// Rows, in order, are put into a stage, unless one waits in this slot.
+    Stage {
+        slot: usize,
+        rows: Vec<(usize, usize)>,
+    },
+    /// The stage of a slot is committed, or if it is already, asked for again. `step`: from the producer's next epoch.
+    CommitStage {
+        slot: usize,
+        producer: u8,
+        step: i64,
+    },
+    DropStage {
+        slot: usize,
     },
     Delete {
         path: usize,
@@ -299,7 +315,12 @@ impl Drawer {
         match self.dice.below(if outer { 120 } else { 80 }) {
             0..14 => self.create(),
             14..16 => Op::Recreate { path: self.path() },
-            16..56 => self.append(),
+            16..44 => self.append(),
+            44..49 => self.stage(),
+            49..55 => self.commit_stage(),
+            55 => Op::DropStage {
+                slot: self.dice.below(SLOTS) as usize,
+            },
             56..62 => Op::Delete { path: self.path() },
             62..68 => Op::Commit,
             68..75 => Op::Write,
@@ -325,6 +346,33 @@ impl Drawer {
             113 => Op::FreeDisk,
             114..117 => Op::Read { path: self.path() },
             _ => Op::Check,
+        }
+    }
+
+    fn stage(&mut self) -> Op {
+        let slot = self.dice.below(SLOTS) as usize;
+        let paths = [self.path(), self.path(), self.path()];
+        let mut rows = Vec::new();
+        let (adopted, placed) = (self.dice.chance(3), self.large && self.dice.chance(2));
+        for _ in 0..1 + self.dice.below(6) {
+            let size = match (adopted, self.size()) {
+                (true, _) => 100_000 + self.dice.below(100_000) as usize,
+                (false, size) => size.min(5_000),
+            };
+            rows.push((self.dice.pick(&paths), size));
+        }
+        if placed {
+            // Enough to stay where it is staged.
+            rows.extend([(paths[0], 1_000_000); 5]);
+        }
+        Op::Stage { slot, rows }
+    }
+
+    fn commit_stage(&mut self) -> Op {
+        Op::CommitStage {
+            slot: self.dice.below(SLOTS) as usize,
+            producer: self.dice.below(2) as u8,
+            step: self.dice.pick(&[0, 0, 0, 0, 1, -1]),
         }
     }
 

@@ -12,7 +12,7 @@ use millstream_core::shard::engine::Engine;
 use crate::disk::{Lies, Machine};
 use crate::doors::{Dice, SimClock, SimRandom};
 use crate::history::History;
-use crate::model::{Marks, World};
+use crate::model::{Marks, StageModel, World};
 use crate::plan::{End, Life, Op, Plan};
 use crate::tally::{Tally, Way};
 use crate::workload::{Parked, ResolvedFork};
@@ -57,6 +57,9 @@ pub struct Summary {
     pub damages_refused: u64,
     /// Appends that found no space.
     pub full: u64,
+    /// Commits of stages, and those of them whose files were taken over.
+    pub commits: u64,
+    pub adopted: u64,
     pub tally: Tally,
 }
 
@@ -68,6 +71,8 @@ impl Summary {
         self.damages += other.damages;
         self.damages_refused += other.damages_refused;
         self.full += other.full;
+        self.commits += other.commits;
+        self.adopted += other.adopted;
         self.tally.add(&other.tally);
     }
 }
@@ -84,6 +89,8 @@ pub struct Sim {
     pub sleeps: u64,
     pub counter: u64,
     pub parked: Vec<Parked>,
+    /// Stages that clients were told of, by slot; a committed one stays until its slot is used again.
+    pub staged: BTreeMap<usize, StageModel>,
     /// What each incarnation was created with.
     pub requests: BTreeMap<u64, (Op, Option<ResolvedFork>)>,
     pub bugs: Bugs,
@@ -132,6 +139,8 @@ pub fn config(bugs: Bugs, restored: bool) -> Config {
         append_max_bytes: 1 << 20,
         disk_sync_ms: DISK_SYNC_MS * slowness,
         ephemeral_bytes_max: EPHEMERAL_BYTES,
+        // Stages wait for ever: time is not what is tried here.
+        stage_ttl_s: u64::MAX / 2000,
         restored,
         ..Config::default()
     }
@@ -182,6 +191,7 @@ impl Sim {
             sleeps: 0,
             counter: 0,
             parked: Vec::new(),
+            staged: BTreeMap::new(),
             requests: BTreeMap::new(),
             bugs,
             trace: Vec::new(),

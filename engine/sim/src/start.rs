@@ -91,6 +91,7 @@ impl Sim {
         check::fork_counts(engine, &self.world, self.sleeps)?;
         check::walk(engine, &self.world, self.sleeps)?;
         check::listing(engine, &self.world, self.sleeps)?;
+        check::stages(engine, &self.world, self.staged.values())?;
         check::offsets(engine, &self.world, &self.history, self.sleeps)?;
         let live: Vec<StreamModel> = self.world.live(self.sleeps).cloned().collect();
         for model in &live {
@@ -272,7 +273,10 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
                     seq: known.last_seq,
                     stream_epoch: known.stream_epoch,
                 };
-                id.first().map(|id| all.insert(*id, producer));
+                // Those of commits are not lost with the bytes.
+                if let [id @ b'a'..=b'z'] = id[..] {
+                    all.insert(id - b'a', producer);
+                }
                 all
             },
         );

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ import click
 
 from millstream.cli.context import EXIT_OK, App
 from millstream.cli.demo_load import ORDERS, Load
+from millstream.cli.interrupts import Interrupts
 from millstream.cli.plot import Series, columns, svg
 from millstream.cli.processes import none_left, own_server
 from millstream.errors import MillstreamError
@@ -30,6 +32,7 @@ from millstream.errors import MillstreamError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from millstream.client._sync import Client
     from millstream.spark.jobs.driver import Step
     from millstream.spark.jobs.job import Request
 
@@ -71,9 +74,10 @@ def demo(app: App, keep: bool) -> int:
     require_spark()
     ensure_java()
     directory = Path(tempfile.mkdtemp(prefix="millstream-demo-"))
-    shown = Shown(app)
+    interrupts = Interrupts()
+    shown = Shown(app, interrupts)
     try:
-        with none_left():
+        with interrupts.taken(), none_left():
             result = _play(directory, shown)
     finally:
         if not keep:
@@ -84,10 +88,21 @@ def demo(app: App, keep: bool) -> int:
     return EXIT_OK
 
 
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """One batch: when it was done, what it took, what was still behind it."""
+
+    at_seconds: float
+    rows: int
+    seconds: float
+    behind: int
+
+
 class Shown:
     """Prints the story; silent when the result is wanted as JSON."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, interrupts: Interrupts) -> None:
+        self.interrupts = interrupts
         self._silent = app.json
         self._began = time.monotonic()
 
@@ -96,6 +111,7 @@ class Shown:
         return time.monotonic() - self._began
 
     def step(self, text: str) -> None:
+        self.interrupts.check()
         self.say(f"[{self.seconds:5.1f} s] {text}")
 
     def say(self, text: str) -> None:
@@ -120,15 +136,17 @@ def _play(directory: Path, shown: Shown) -> dict[str, Any]:
             "millstream demo", master="local[2]", conf=CONF, log_file=directory / "spark.log"
         )
         stack.enter_context(driver.closing(session))
+        stack.enter_context(shown.interrupts.noted())
         load.wait_for_burst(BURST_SECONDS)
-        shown.step(f"{_records(url):,} records are in, more are coming; landing them ...")
-        steps = _land(session, url, directory, shown)
+        client = stack.enter_context(connect(url))
+        total = sum(_records(client).values())
+        shown.step(f"{total:,} records are in, more are coming; landing them ...")
+        steps: list[Landed] = []
+        _land(session, client, directory, shown, steps)
         load.stop()
         shown.step("the load has ended; landing the rest ...")
-        steps += _land(session, url, directory, shown)
-        with connect(url) as client:
-            wanted = {info.path: info.records or 0 for info in client.list()}
-        counts = _compare(directory / "lake", wanted)
+        _land(session, client, directory, shown, steps)
+        counts = _compare(directory / "lake", _records(client))
         shown.step(
             f"{counts['records']:,} records of {counts['streams']:,} streams landed in "
             f"{counts['files']} files: the lake and the streams agree"
@@ -145,11 +163,9 @@ def _play(directory: Path, shown: Shown) -> dict[str, Any]:
     return {**counts, "batches": len(steps), "seconds": round(shown.seconds, 1)}
 
 
-def _records(url: str) -> int:
-    from millstream.client._sync import connect
-
-    with connect(url) as client:
-        return sum(info.records or 0 for info in client.list())
+def _records(client: Client) -> dict[str, int]:
+    """What the server counts, by stream."""
+    return {info.path: info.records or 0 for info in client.list()}
 
 
 def _request(url: str, directory: Path) -> Request:
@@ -163,29 +179,30 @@ def _request(url: str, directory: Path) -> Request:
     )
 
 
-def _land(
-    session: Any, url: str, directory: Path, shown: Shown
-) -> list[tuple[float, Step, int | None]]:
-    """One run of `land`; returns when each batch was done, and how far behind the tail it was."""
+def _land(session: Any, client: Client, directory: Path, shown: Shown, steps: list[Landed]) -> None:
+    """One run of `land`; adds its batches to `steps`."""
     from millstream.spark import jobs
     from millstream.spark.jobs import driver
 
-    job, request = jobs.find("land"), _request(url, directory)
+    job, request = jobs.find("land"), _request(client.url, directory)
     driver.check(job, request)
-    steps: list[tuple[float, Step, int | None]] = []
 
     def note(step: Step) -> None:
-        if step.rows:
-            behind = driver.records_behind(step.progress)
-            steps.append((shown.seconds, step, behind))
-            lag = "" if behind is None else f", {behind:,} behind the tail"
-            shown.step(f"  batch {step.batch}: {step.rows:,} records in {step.seconds:.1f} s{lag}")
+        if step.rows == 0:
+            return
+        # A run that ends takes what was there when it began; the lag is to what is there now.
+        landed = step.rows + sum(before.rows for before in steps)
+        behind = max(0, sum(_records(client).values()) - landed)
+        steps.append(Landed(shown.seconds, step.rows, step.seconds, behind))
+        shown.step(
+            f"  batch {step.batch}: {step.rows:,} records in {step.seconds:.1f} s, "
+            f"{behind:,} behind the tail"
+        )
 
     with driver.hold(request):
         query = driver.start(job, request, session)
         with driver.running(query):
-            driver.watch(query, note)
-    return steps
+            driver.watch(query, note, shown.interrupts.check)
 
 
 def _compare(lake: Path, wanted: dict[str, int]) -> dict[str, int]:
@@ -242,10 +259,10 @@ def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
     return "\n".join(f"  {line.rstrip()}" for line in lines)
 
 
-def _plots(steps: list[tuple[float, Step, int | None]]) -> list[Series]:
-    first = steps[0][0] - steps[0][1].seconds if steps else 0.0
-    rate = tuple((at - first, step.rows / max(step.seconds, 0.001)) for at, step, _ in steps)
-    behind = tuple((at - first, float(lag)) for at, _, lag in steps if lag is not None)
+def _plots(steps: list[Landed]) -> list[Series]:
+    first = steps[0].at_seconds - steps[0].seconds if steps else 0.0
+    rate = tuple((one.at_seconds - first, one.rows / max(one.seconds, 0.001)) for one in steps)
+    behind = tuple((one.at_seconds - first, float(one.behind)) for one in steps)
     return [Series("throughput", "records/s", rate), Series("lag", "records", behind)]
 
 

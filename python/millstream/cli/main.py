@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import append, backup, demo, doctor, pipeline, read, serve, stream, tail, verify
+from millstream.cli import (
+    append,
+    backup,
+    demo,
+    doctor,
+    pipeline,
+    pipeline_submit,
+    read,
+    serve,
+    stream,
+    tail,
+    verify,
+)
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -112,6 +124,9 @@ for command in (
     completion,
 ):
     cli.add_command(command)
+
+
+pipeline.pipeline.add_command(pipeline_submit.command())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,21 +10,18 @@ Invariants:
 
 from __future__ import annotations
 
-import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from millstream.cli.context import EXIT_OK, App, client_options, complete_stream, duration_seconds
+from millstream.cli.interrupts import Interrupts, Terminated
 from millstream.cli.pipeline_progress import Display
 from millstream.cli.processes import none_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from millstream.spark.jobs.job import Job, Request
 
 LOG_NAME: Final = "driver.log"
@@ -165,9 +162,10 @@ def run(app: App, /, job: str, **given: Any) -> int:
     request = _request(app, given)
     every_seconds = _every(given)
     driver.check(found, request)
+    interrupts = Interrupts()
     try:
-        with _hold(request, given["remote"]), _terminable(), none_left():
-            return _run(app, found, request, given, every_seconds)
+        with interrupts.taken(), _hold(request, given["remote"]), none_left():
+            return _run(app, found, request, given, every_seconds, interrupts)
     except Terminated:
         return EXIT_OK
 
@@ -213,12 +211,21 @@ def _hold(request: Request, remote: str | None) -> Any:
     return driver.hold(request)
 
 
+def _log_file(job: Job, checkpoint: str) -> Path:
+    from millstream.spark.jobs import driver
+
+    if driver.is_elsewhere(checkpoint):
+        return Path(f"millstream-{job.name}.log")
+    return Path(checkpoint.removeprefix("file://")) / LOG_NAME
+
+
 def _run(
     app: App,
     job: Job,
     request: Request,
     given: dict[str, Any],
     every_seconds: float | None,
+    interrupts: Interrupts,
 ) -> int:
     from millstream.spark.jobs import driver
     from millstream.spark.session import build_session
@@ -226,8 +233,7 @@ def _run(
     display = Display(app, sys.stderr)
     log_file = None
     if given["remote"] is None:
-        checkpoint = driver.checkpoint_of(request).removeprefix("file://")
-        log_file = Path(given["log_file"] or Path(checkpoint) / LOG_NAME)
+        log_file = Path(given["log_file"] or _log_file(job, driver.checkpoint_of(request)))
         display.say(f"Spark's log: {log_file}")
     display.say("starting Spark ...")
     try:
@@ -238,28 +244,17 @@ def _run(
             conf=given["conf"],
             log_file=log_file,
         )
-        with driver.closing(session):
+
+        def poll() -> None:
+            interrupts.check()
+            display.poll()
+
+        with driver.closing(session), interrupts.noted():
             query = driver.start(job, request, session, every_seconds=every_seconds)
             with driver.running(query):
                 display.begin(job.name, request)
-                summary = driver.watch(query, display.step)
+                summary = driver.watch(query, display.step, poll)
     finally:
         display.clear()
     display.end(request, summary)
     return EXIT_OK
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: end like Ctrl-C, but as asked."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -4,8 +4,8 @@ Where it sits: fed by `pipeline` with the batches that `jobs.driver` reports.
 
 Invariants:
 - I-PRO-1  Without `--json` everything goes to stderr; with it every batch is one line on stdout.
-- I-PRO-2  A log gets at most one line per `LINE_EVERY_S`, however short the batches are; the sums in it
-           leave nothing out.
+- I-PRO-2  A log gets at most one line per `LINE_EVERY_S`, however short the batches are; the newest batch
+           is always shown in the end, and the sums leave nothing out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import click
 
-from millstream.spark.jobs.driver import records_behind
+from millstream.spark.progress import lag
 
 if TYPE_CHECKING:
     from millstream.cli.context import App
     from millstream.spark.jobs.driver import Step, Summary
     from millstream.spark.jobs.job import Request
+    from millstream.spark.progress import Lag
 
 LINE_EVERY_S: Final = 1.0
 
@@ -35,7 +36,7 @@ class Display:
         self._terminal = stderr.isatty()
         self._began = time.monotonic()
         self._shown_at: float | None = None
-        self._batches = 0
+        self._waiting: str | None = None
         self._rows = 0
         self._open_line = False
 
@@ -50,33 +51,37 @@ class Display:
 
     def step(self, step: Step) -> None:
         """One batch was done."""
-        behind = records_behind(step.progress)
-        self._batches += 1
+        behind = lag(step.progress)
         self._rows += step.rows
         if self._json:
             document = {
                 "batch": step.batch,
                 "rows": step.rows,
                 "seconds": round(step.seconds, 3),
-                "lag_records": behind,
+                "lag_records": behind.records,
+                "lag_bytes": behind.bytes,
             }
             click.echo(json.dumps(document))
             return
-        now = time.monotonic()
-        due = self._shown_at is None or now - self._shown_at >= LINE_EVERY_S
-        if not self._terminal and not due:
-            return
-        self._shown_at = now
         rate = step.rows / step.seconds if step.seconds > 0 else 0.0
-        text = (
+        self._waiting = (
             f"batch {step.batch}: {step.rows:,} rows in {step.seconds:.1f} s ({rate:,.0f} rows/s), "
             f"{self._rows:,} rows so far, {_behind(behind)}"
         )
+        self.poll()
+
+    def poll(self) -> None:
+        """Show what waits for its turn."""
+        now = time.monotonic()
+        due = self._terminal or self._shown_at is None or now - self._shown_at >= LINE_EVERY_S
+        if self._waiting is None or not due:
+            return
         if self._terminal:
-            click.echo(f"\r\x1b[K{text}", file=self._stderr, nl=False)
+            click.echo(f"\r\x1b[K{self._waiting}", file=self._stderr, nl=False)
             self._open_line = True
         else:
-            click.echo(text, file=self._stderr)
+            click.echo(self._waiting, file=self._stderr)
+        self._shown_at, self._waiting = now, None
 
     def clear(self) -> None:
         if self._open_line:
@@ -105,7 +110,8 @@ class Display:
         )
 
 
-def _behind(behind: int | None) -> str:
-    if behind is None:
-        return "lag unknown"
-    return f"{behind:,} records behind the tail" if behind else "at the tail"
+def _behind(behind: Lag) -> str:
+    if not behind.records:
+        return "at the tail"
+    pace = "" if behind.seconds is None else f" (about {behind.seconds:.0f} s at this pace)"
+    return f"{behind.records:,} records behind the tail{pace}"

@@ -193,6 +193,8 @@ class PipelineReads:
                     return head.headers, answer
                 refusal = Response(head.status, head.headers, bytes(answer))
                 error = error_from_response(request, refusal, "")
+                if error.code == "not_found":
+                    raise operations.not_extended(f"`{path}`")
                 if not may_repeat(error, safe=True):
                     raise error
             if self._cancelled.is_set():

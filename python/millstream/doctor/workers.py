@@ -49,6 +49,15 @@ def local_python(elsewhere: str | None) -> Iterator[Finding]:
     if versions.installed("pyspark") is None or elsewhere is not None:
         return
     named = os.environ.get("PYSPARK_PYTHON")
+    drivers = os.environ.get("PYSPARK_DRIVER_PYTHON")
+    if named and drivers and named != drivers:
+        yield warn(
+            "worker python",
+            f"PYSPARK_DRIVER_PYTHON ({drivers}) is not PYSPARK_PYTHON ({named}): for the connector "
+            "Spark starts the driver's path on executors, too",
+            "give both the same path, one that is there on every machine",
+        )
+    named = drivers or named
     command = named or shutil.which("python3")
     if command is None:
         yield warn("worker python", "there is no `python3` on PATH", _set_python())

@@ -2,7 +2,8 @@
 
 Reading order: `options` (what can be asked for), `source` (what Spark calls), `columns` and `offsets`
 (the contracts), `plan` (tasks), `reader` (a task), `stream_reader` with `follow` and `loss` (a query),
-`decode` (JSON values). Spark finds it through the module `pyspark_millstream`; nothing is registered.
+`decode` (JSON values); beside them `session`, `java` and `versions` (starting Spark), `ship` (clusters without
+Millstream), `progress` and `listener` (lag). Spark finds it through the module `pyspark_millstream`; nothing is registered.
 
 Invariants:
 - I-SPK-1  Pure Python over the client: it ships to executors, and never imports the native module.
@@ -15,14 +16,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream.spark.errors import ConnectorError
+    from millstream.spark.listener import LagListener
+    from millstream.spark.progress import Lag, lag
+    from millstream.spark.ship import build_zip, register
     from millstream.spark.source import MillstreamDataSource
 
 _HOMES = {
     "ConnectorError": "millstream.spark.errors",
+    "Lag": "millstream.spark.progress",
+    "LagListener": "millstream.spark.listener",
     "MillstreamDataSource": "millstream.spark.source",
+    "build_zip": "millstream.spark.ship",
+    "lag": "millstream.spark.progress",
+    "register": "millstream.spark.ship",
 }
 
-__all__ = ["ConnectorError", "MillstreamDataSource"]
+__all__ = [
+    "ConnectorError",
+    "Lag",
+    "LagListener",
+    "MillstreamDataSource",
+    "build_zip",
+    "lag",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -81,14 +81,17 @@ class Narrowed:
             return self
         if isinstance(found, (ds.EqualTo, ds.EqualNullSafe)):
             return self._between(point, point, is_time=is_time)
+        # A record number is whole: one that must be below 25 is at most 24. Times are rounded outwards.
         if isinstance(found, (ds.GreaterThan, ds.GreaterThanOrEqual)):
-            return self._between(point, None, is_time=is_time)
+            strict = isinstance(found, ds.GreaterThan) and not is_time
+            return self._between(math.floor(point) + 1 if strict else point, None, is_time=is_time)
         if isinstance(found, (ds.LessThan, ds.LessThanOrEqual)):
-            return self._between(None, point, is_time=is_time)
+            strict = isinstance(found, ds.LessThan) and not is_time
+            return self._between(None, math.ceil(point) - 1 if strict else point, is_time=is_time)
         return self
 
     def _between(self, low: float | None, high: float | None, *, is_time: bool) -> Narrowed:
-        first = None if low is None else max(0, math.floor(low))
+        first = None if low is None else max(0, math.floor(low) if is_time else math.ceil(low))
         behind = None if high is None else max(0, math.floor(high) + 1)
         if is_time:
             return replace(

@@ -24,6 +24,7 @@ from millstream.errors import ClientClosed, MillstreamError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from millstream.client._sync import Client
     from millstream.spark.access import Access
     from millstream.spark.places import Selection
 
@@ -76,14 +77,15 @@ class Follower:
         self._state: TailState | None = None
         self._failure: MillstreamError | None = None
         self._stopped = False
+        self._client: Client | None = None
         self._reads: PipelineReads | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> TailState:
         """The tails as they are now; from here on they are followed. May be called again."""
         if self._state is None:
-            client = self._access.connect()
-            self._reads = PipelineReads(client, self._access.patience_seconds)
+            self._client = self._access.connect()
+            self._reads = PipelineReads(self._client, self._access.patience_seconds)
             answer = self._selection.ask(self._reads)
             streams = self._selection.all_there(answer)
             self._state = TailState(1, streams)
@@ -114,6 +116,8 @@ class Follower:
             self._reads.cancel()
         if self._thread is not None:
             self._thread.join(5.0)
+        if self._client is not None:
+            self._client.close()
 
     def _follow(self, cursor: str) -> None:
         assert self._reads is not None

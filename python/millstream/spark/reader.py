@@ -11,8 +11,10 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +27,7 @@ from millstream.errors import ProtocolError, ServerError
 from millstream.spark import plan
 from millstream.spark.columns import Layout, Shaper
 from millstream.spark.errors import clear, clear_iteration
-from millstream.spark.loss import Losses
+from millstream.spark.loss import Loss, Losses
 from millstream.spark.places import Locator, Selection, look_up
 from millstream.spark.plan import Place, Range
 
@@ -45,9 +47,26 @@ class RangesPartition(InputPartition):
         super().__init__(None)
         self.ranges = tuple(ranges)
 
+    def __reduce__(self) -> tuple[Callable[[bytes], RangesPartition], tuple[bytes]]:
+        """Thousands of ranges travel as compressed text: as objects they would fill a megabyte."""
+        flat = [
+            (r.stream, r.incarnation, r.start.offset, r.start.number, r.end.offset, r.end.number)
+            for r in self.ranges
+        ]
+        return _unpacked, (zlib.compress(json.dumps(flat).encode(), 1),)
+
     def __repr__(self) -> str:
         streams = len({item.stream for item in self.ranges})
         return f"RangesPartition({len(self.ranges)} ranges of {streams} streams)"
+
+
+def _unpacked(data: bytes) -> RangesPartition:
+    return RangesPartition(
+        [
+            Range(stream, incarnation, Place(at, number), Place(to, behind))
+            for stream, incarnation, at, number, to, behind in json.loads(zlib.decompress(data))
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +86,40 @@ class ReadTask:
             ThreadPoolExecutor(1, thread_name_prefix="millstream-fetch") as ahead,
         ):
             reads = PipelineReads(client, self.access.patience_seconds)
+            count = Count(self.losses)
             try:
-                for window in self._windows(reads, ahead, list(ranges)):
+                for window in self._windows(reads, ahead, list(ranges), count):
                     with pa.ipc.open_stream(pa.py_buffer(window.data)) as stream:
                         for batch in stream:
+                            count.rows += batch.num_rows
                             if batch.num_rows:
                                 yield shaper.shape(batch)
+                count.check()
             finally:
                 # Spark may stop early (LIMIT): the window that is under way must not be waited for.
                 reads.cancel()
 
     def _windows(
-        self, reads: PipelineReads, ahead: ThreadPoolExecutor, ranges: list[Range]
+        self,
+        reads: PipelineReads,
+        ahead: ThreadPoolExecutor,
+        ranges: list[Range],
+        count: Count,
     ) -> Iterator[Window]:
         fetch: Future[tuple[list[Range], Window | None]]
         fetch = ahead.submit(self._fetch, reads, ranges)
+        asked = ranges
+        count.expect(ranges)
         while True:
             ranges, window = fetch.result()
+            count.expect(ranges, instead_of=asked)
             if window is None:
                 return
-            self._check_gaps(ranges, window)
+            self._check_gaps(ranges, window, count)
             if window.next is None:
                 yield window
                 return
-            ranges = rest(ranges, window.next)
+            asked = ranges = rest(ranges, window.next)
             fetch = ahead.submit(self._fetch, reads, ranges)
             yield window
 
@@ -132,11 +161,54 @@ class ReadTask:
             raise error
         return kept
 
-    def _check_gaps(self, ranges: Sequence[Range], window: Window) -> None:
+    def _check_gaps(self, ranges: Sequence[Range], window: Window, count: Count) -> None:
         for found in window.gaps:
             if not 0 <= found.index < len(ranges):
                 raise ProtocolError("the server reports a gap in a range that was not asked for")
-            self.losses.gap(ranges[found.index].stream, found.gap)
+            stream = ranges[found.index].stream
+            count.gap(stream, certain=found.gap.certain)
+            self.losses.gap(stream, found.gap)
+
+
+class Count:
+    """Whether a task got as many records as its ranges have: a crash may have cut a range short
+    without anybody being certain that it held records; the plan is."""
+
+    def __init__(self, losses: Losses) -> None:
+        self._losses = losses
+        self._expected = 0
+        self._streams: dict[str, None] = {}
+        self._gaps: dict[str, None] = {}
+        self._explained = False
+        self.rows = 0
+
+    def expect(self, ranges: Sequence[Range], *, instead_of: Sequence[Range] = ()) -> None:
+        """Ranges to be read; streams that turned out to be gone are taken off again."""
+        self._expected += records(ranges) - records(instead_of)
+        if not instead_of:
+            self._streams.update(dict.fromkeys(item.stream for item in ranges))
+
+    def gap(self, stream: str, *, certain: bool) -> None:
+        self._gaps[stream] = None
+        self._explained = self._explained or certain
+
+    def check(self) -> None:
+        if self.rows > self._expected:
+            raise ProtocolError(f"the server sent {self.rows} records for {self._expected}")
+        if self.rows == self._expected or self._explained:
+            return
+        named = list(self._gaps or self._streams)
+        self._losses.found(
+            Loss(
+                "`, `".join(named[:5]),
+                f"{self._expected - self.rows} of the {self._expected} records that were planned",
+                "they were there when the batch was planned, and are gone now",
+            )
+        )
+
+
+def records(ranges: Sequence[Range]) -> int:
+    return sum(item.end.number - item.start.number for item in ranges)
 
 
 def rest(ranges: Sequence[Range], following: Next) -> list[Range]:

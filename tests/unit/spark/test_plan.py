@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,7 +101,7 @@ def test_every_record_is_in_exactly_one_task(
         mine = [piece for piece in pieces if piece.stream == item.stream]
         assert mine[0].start == item.start
         assert mine[-1].end == item.end
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in itertools.pairwise(mine):
             assert before.end == after.start
         assert all(piece.start.number < piece.end.number for piece in mine)
 

@@ -9,6 +9,9 @@
 //! ```
 //! Example: two records of 100 and 50 bytes of one section are the entries (100, 1, crc) and (150, 2, crc).
 //!
+//! A section of length 0 takes nothing over: it is the mark of a stage that is used up, because its bytes were copied;
+//! then file position is the stage's time and index crc that of its id.
+//!
 //! Invariant: decoding never reads outside its slice; entries go forward, and the last one ends where the section does.
 
 use super::Reader;
@@ -45,6 +48,54 @@ pub fn decode(payload: &[u8]) -> Option<Vec<Adopted>> {
         });
     }
     Some(sections)
+}
+
+/// A stage whose bytes were copied: its file must not wait for another commit. Numbers of packs are used again, so it
+/// is told by its time and id, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UsedUp {
+    pub pack: u32,
+    pub time_ms: u64,
+    pub id_crc: u32,
+}
+
+impl UsedUp {
+    pub fn new(pack: u32, time_ms: u64, id: &str) -> UsedUp {
+        UsedUp {
+            pack,
+            time_ms,
+            id_crc: crc32c::crc32c(id.as_bytes()),
+        }
+    }
+
+    fn as_section(&self) -> Adopted {
+        Adopted {
+            pack: self.pack,
+            file_position: self.time_ms,
+            len: 0,
+            records: 0,
+            index_count: 0,
+            index_at: 0,
+            index_crc: self.id_crc,
+        }
+    }
+}
+
+pub fn encode_used_up(stages: &[UsedUp], out: &mut Vec<u8>) {
+    let sections: Vec<Adopted> = stages.iter().map(UsedUp::as_section).collect();
+    encode(&sections, out);
+}
+
+/// The used-up stages of a frame, beside the sections that it takes over.
+pub fn decode_used_up(payload: &[u8]) -> Vec<UsedUp> {
+    let sections = decode(payload).unwrap_or_default();
+    let marks = sections.iter().filter(|section| section.len == 0);
+    let used_up = |section: &Adopted| UsedUp {
+        pack: section.pack,
+        time_ms: section.file_position,
+        id_crc: section.index_crc,
+    };
+    marks.map(used_up).collect()
 }
 
 /// How many bytes the sections have together.
@@ -125,5 +176,9 @@ mod tests {
         assert!(decode_entries(&shorter, &bytes).is_none());
         bytes[3] ^= 1;
         assert!(decode_entries(&section, &bytes).is_none());
+        assert!(decode_used_up(&payload).is_empty());
+        let used_up = UsedUp::new(9, 1234, "task");
+        encode_used_up(&[used_up], &mut payload);
+        assert_eq!(decode_used_up(&payload), [used_up]);
     }
 }

@@ -15,6 +15,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
+use crate::codec::adopt::{UsedUp, encode_used_up};
 use crate::io::BootId;
 use crate::limits::{ADOPT_MIN_BYTES, CHECKPOINT_CHUNK_STREAMS};
 use crate::log::catalog::{CatalogError, Change};
@@ -37,6 +38,9 @@ pub const META_DAMAGED: &str = "damaged_ranges";
 /// Boot id of the kernel that the last run had; absent = unknown.
 pub const META_BOOT: &str = "boot";
 
+/// Stages whose bytes were copied into the log that is free now, as far as their files may still be there.
+pub const META_USED_UP: &str = "used_up_stages";
+
 /// What a checkpoint needs from the engine.
 pub struct Checkpoint<'a> {
     pub directory: &'a Directory,
@@ -48,6 +52,8 @@ pub struct Checkpoint<'a> {
     pub now_ms: u64,
     /// Everything up to here was staged before the checkpoint began.
     pub staged: u64,
+    /// Stages that commits up to there have copied.
+    pub used_up: &'a [UsedUp],
     /// Packs that are mostly dead: whoever still lives in one moves out.
     pub leave_packs: &'a HashSet<u32>,
     /// Waits until a sequence is synced; `false` = it will not be.
@@ -63,6 +69,8 @@ struct Taken {
     extents: Vec<Extent>,
     /// Bytes of an `ephemeral` stream that are to be kept after all, before those in `hot`.
     spilled: Arc<Vec<Extent>>,
+    /// What a stream that is gone had taken over from stages.
+    abandoned: Vec<Adopted>,
     /// Records before `hot`, and up to the end of what is written.
     base_records: u64,
     records: u64,
@@ -154,6 +162,11 @@ impl Checkpoint<'_> {
         for entry in taken.iter_mut() {
             let (path, id) = (entry.stream.path.as_bytes().to_vec(), entry.stream.id);
             let Some(mut value) = entry.snapshot.take() else {
+                entry
+                    .abandoned
+                    .iter()
+                    .try_for_each(|section| writer.spend(section.pack))
+                    .map_err(CheckpointError::Disk)?;
                 pack_live.extend(pack_release(&entry.extents));
                 changes.push(Change::Remove { path, id });
                 continue;
@@ -203,6 +216,7 @@ impl Checkpoint<'_> {
                 RunBytes::File(section) => match self.load_small(section, &run, base_records)? {
                     Some(bytes) => {
                         writer.add(stream, extents, run.start, base_records, &bytes, run.index)?;
+                        writer.spend(section.pack)?;
                     }
                     None => writer.adopt(
                         stream,
@@ -279,8 +293,11 @@ impl Checkpoint<'_> {
             vec![(META_HIGHEST_EPOCH, &epoch), (META_LOSSES, &losses)];
         meta.push((META_BOOT, self.boot_id.as_ref().map_or(&[], |id| id)));
         meta.push((META_DAMAGED, &damaged));
+        let mut used_up = Vec::new();
+        encode_used_up(self.used_up, &mut used_up);
         if last {
             meta.push((META_CHECKPOINT, &sequence));
+            meta.push((META_USED_UP, &used_up));
         }
         self.directory
             .catalog()
@@ -365,6 +382,7 @@ fn take(stream: &Arc<Stream>, now_ms: u64) -> Taken {
         hot: None,
         extents: state.extents.as_ref().clone(),
         spilled: Arc::default(),
+        abandoned: state.abandoned.clone(),
         base_records: state.file_records(),
         records: state.records,
         keeps,

@@ -89,11 +89,11 @@ pub fn read_entries(
 
 /// Decodes entries that lie side by side; `Err` is the number of the first damaged one.
 pub fn decode_all(bytes: &[u8]) -> Result<Vec<IndexEntry>, usize> {
-    bytes
-        .chunks_exact(INDEX_ENTRY_BYTES)
-        .enumerate()
-        .map(|(number, entry)| decode(entry).ok_or(number))
-        .collect()
+    let mut entries = Vec::with_capacity(bytes.len() / INDEX_ENTRY_BYTES);
+    for (number, entry) in bytes.chunks_exact(INDEX_ENTRY_BYTES).enumerate() {
+        entries.push(decode(entry).ok_or(number)?);
+    }
+    Ok(entries)
 }
 
 fn entry_position(index_position: u64, entry: u32) -> io::Result<u64> {

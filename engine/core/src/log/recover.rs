@@ -10,12 +10,15 @@
 
 use std::sync::Arc;
 
+use crate::codec::adopt::decode_used_up;
 use crate::config::Config;
 use crate::error::EngineError;
 use crate::io::{BootId, Doors};
 use crate::limits::OPEN_FILES_MAX;
 use crate::log::catalog::Catalog;
-use crate::log::checkpoint::{META_BOOT, META_CHECKPOINT, META_HIGHEST_EPOCH, META_LOSSES};
+use crate::log::checkpoint::{
+    META_BOOT, META_CHECKPOINT, META_HIGHEST_EPOCH, META_LOSSES, META_USED_UP,
+};
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::log::format::{check_format, check_presence, finish_directory};
@@ -74,6 +77,7 @@ pub fn recover(
     let losses = Losses::decode(&meta_bytes(META_LOSSES)?)
         .ok_or_else(|| EngineError::new("catalog_damaged", "the list of losses does not decode"))?;
     let last_boot = BootId::try_from(meta_bytes(META_BOOT)?).ok();
+    let known_used_up = decode_used_up(&meta_bytes(META_USED_UP)?);
     let cold = ColdStore::new(Arc::clone(&doors.disk), OPEN_FILES_MAX)
         .map_err(|error| EngineError::io("cold store", error))?;
     let directory = Directory::new(catalog, Arc::clone(metrics));
@@ -84,8 +88,10 @@ pub fn recover(
     replay.finish()?;
     directory.give_expiry_slack();
     let live = directory.catalog().packs().map_err(EngineError::from)?;
+    let mut used_up = std::mem::take(&mut replay.used_up);
+    used_up.extend(known_used_up);
     let stages = cold
-        .find_stages(&live)
+        .find_stages(&live, &used_up)
         .map_err(|error| EngineError::io("staged packs", error))?;
     let failed = has_failed_mark(disk)?;
     let last = LastRun {

@@ -6,13 +6,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, Reader, adopt};
+use crate::codec::adopt::{self, UsedUp};
+use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, Reader};
 use crate::error::EngineError;
 use crate::io::BootId;
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::metrics::Metrics;
-use crate::model::{Class, StreamId};
+use crate::model::{Adopted, Class, StreamId};
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{Loss, Losses};
 use crate::stream::snapshot;
@@ -39,6 +40,8 @@ pub struct Replay<'a> {
     pub frames: u64,
     /// Soft-deleted streams that no fork needs any more.
     pub unneeded: Vec<StreamId>,
+    /// Stages whose bytes were copied.
+    pub used_up: Vec<UsedUp>,
 }
 
 impl<'a> Replay<'a> {
@@ -62,6 +65,7 @@ impl<'a> Replay<'a> {
             clean: false,
             frames: 0,
             unneeded: Vec::new(),
+            used_up: Vec::new(),
         }
     }
 
@@ -132,6 +136,7 @@ impl<'a> Replay<'a> {
                 .map_err(|error| disagree(frame, &error.to_string()))?,
         };
         self.last.clone_from(&found);
+        self.note_used_up(frame);
         let Some(stream) = found else {
             if frame.kind == FrameKind::Purge {
                 self.unknown.remove(&frame.stream);
@@ -167,6 +172,13 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
+    /// A stage that was copied must not wait for another commit, whatever became of its streams.
+    fn note_used_up(&mut self, frame: &Frame<'_>) {
+        if frame.kind == FrameKind::Adopt {
+            self.used_up.extend(adopt::decode_used_up(frame.payload));
+        }
+    }
+
     /// Takes over staged bytes again. Their pack was synced before the frame was written and is kept until a checkpoint
     /// has placed them, so that one which is not there is damage of what was promised, as in the log itself.
     fn adopt(&self, state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
@@ -178,6 +190,10 @@ impl<'a> Replay<'a> {
         ) else {
             return Err(disagree(frame, "the staged sections do not decode"));
         };
+        let adopted: Vec<Adopted> = adopted
+            .into_iter()
+            .filter(|section| section.len > 0)
+            .collect();
         let mut sections = Vec::with_capacity(adopted.len());
         for section in &adopted {
             let index = self.cold.relative_index(section).map_err(|error| {

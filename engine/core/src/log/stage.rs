@@ -2,8 +2,9 @@
 //!
 //! A staged pack has one section per stream, with room for the index that the stream's next checkpoint writes once it
 //! is known where the bytes stand, and behind them one section of stream 0, the record: whose stage it is, and the
-//! relative index of every section ([`crate::codec::adopt`]). Nothing of the record or of the bytes is ever changed, so that
-//! a commit, a replay and a repeated checkpoint all find the same.
+//! relative index of every section ([`crate::codec::adopt`]). Bytes and indexes are never changed, so that a commit, a
+//! replay and a repeated checkpoint all find the same; the checkpoint behind a commit only takes the mark away that makes
+//! it a stage.
 //!
 //! ```text
 //! record:  "MSSTAGE1" | head length u32 | crc u32 of the head
@@ -18,9 +19,9 @@
 
 use std::io;
 
-use super::index::INDEX_ENTRY_BYTES;
+use super::index::{INDEX_ENTRY_BYTES, damage};
 use super::pack::{self, FILE_HEADER_BYTES, PACKS_DIRECTORY, SECTION_HEADER_BYTES, Section};
-use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, encode_entry};
+use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, UsedUp, decode_entries, encode_entry};
 use crate::codec::{Reader, put_short};
 use crate::io::sabotage::{self, Sabotage};
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
@@ -65,6 +66,13 @@ pub struct StageRecord {
     pub head: StageHead,
     pub file_bytes: u64,
     pub streams: Vec<StageStream>,
+}
+
+impl StageRecord {
+    /// What says that this stage was copied.
+    pub fn used_up(&self) -> UsedUp {
+        UsedUp::new(self.pack, self.head.time_ms, &self.head.id)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -273,6 +281,57 @@ pub fn read(disk: &dyn Disk, number: u32) -> io::Result<Option<StageRecord>> {
         Err(error) if is_garbled(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Makes a pack no stage any more: a checkpoint is about to name its sections, or to leave them behind, and its name may
+/// outlive that. What a replay needs stays. The caller syncs.
+pub fn spend(file: &dyn DiskFile, number: u32) -> io::Result<()> {
+    let mut position = FILE_HEADER_BYTES as u64;
+    let mut record_at = None;
+    let walked = pack::walk(file, number, &mut |section| {
+        if section.stream == NOBODY {
+            record_at = Some(position + SECTION_HEADER_BYTES as u64);
+        }
+        position += pack::section_bytes(section.len, section.index_count);
+    });
+    match (walked, record_at) {
+        (Ok(()), Some(at)) => write_all_at(file, &[0; MAGIC.len()], at),
+        (Ok(()), None) => Ok(()),
+        // A checkpoint that died has left half a header: no stage either, until another fills it in and comes here.
+        (Err(error), _) if is_garbled(&error) => Ok(()),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Appends of a section that do not match their checksum, as ranges relative to the section. An error: the index itself
+/// cannot be read, or the file.
+pub fn examine(file: &dyn DiskFile, section: &Adopted) -> io::Result<Vec<(u64, u64)>> {
+    let len = section.index_count as usize * RELATIVE_ENTRY_BYTES;
+    if section.index_at.saturating_add(len as u64) > file.len()? {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut bytes = vec![0; len];
+    read_exact_at(file, &mut bytes, section.index_at)?;
+    let index = decode_entries(section, &bytes)
+        .ok_or_else(|| damage("the index of a stage is damaged".to_owned()))?;
+    let mut bad: Vec<(u64, u64)> = Vec::new();
+    let mut start = 0;
+    for entry in index {
+        bytes.resize((entry.end - start) as usize, 0);
+        let read = read_exact_at(
+            file,
+            &mut bytes,
+            section.file_position.saturating_add(start),
+        );
+        match read {
+            Ok(()) if crc32c::crc32c(&bytes) == entry.crc => {}
+            Ok(()) => bad.push((start, entry.end)),
+            Err(error) if is_garbled(&error) => bad.push((start, entry.end)),
+            Err(error) => return Err(error),
+        }
+        start = entry.end;
+    }
+    Ok(bad)
 }
 
 fn is_garbled(error: &io::Error) -> bool {

@@ -60,12 +60,16 @@ fn a_stage_is_found_again_and_its_sections_read_back() {
         Some(record.clone())
     );
     let again = ColdStore::new(disk, 16).expect("opens again");
-    let found = again.find_stages(&[]).expect("looks");
+    let found = again.find_stages(&[], &[]).expect("looks");
     assert_eq!(found, [record.clone()]);
     assert!(
-        again.find_stages(&[]).expect("looks").is_empty(),
+        again.find_stages(&[], &[]).expect("looks").is_empty(),
         "kept now"
     );
+    let third = ColdStore::new(directory.disk(), 16).expect("opens again");
+    let other = UsedUp::new(record.pack, 78, &record.head.id);
+    let found = third.find_stages(&[], &[other]).expect("looks");
+    assert_eq!(found.len(), 1, "another stage under the same number");
     let [a, b] = &record.streams[..] else {
         panic!("two streams");
     };
@@ -122,4 +126,16 @@ fn an_empty_stage_has_a_record_too() {
     let disk = disk_with_packs(&directory.disk());
     let record = write(&*disk, 0, head(), &[]).expect("writes");
     assert_eq!(read(&*disk, 0).expect("reads"), Some(record));
+}
+
+#[test]
+fn a_stage_that_was_copied_is_not_offered_again() {
+    let directory = TestDirectory::new();
+    let store = ColdStore::new(directory.disk(), 16).expect("opens");
+    let record = store.write_stage(head(), &[]).expect("writes");
+    let again = ColdStore::new(directory.disk(), 16).expect("opens again");
+    let found = again.find_stages(&[], &[record.used_up()]).expect("looks");
+    assert!(found.is_empty());
+    let left = directory.disk().list(PACKS_DIRECTORY).expect("lists");
+    assert!(left.is_empty(), "{left:?}");
 }

@@ -26,6 +26,7 @@ mod commit;
 pub mod hand;
 pub mod pool;
 mod read;
+mod rows;
 mod stage;
 mod tails;
 mod waits;

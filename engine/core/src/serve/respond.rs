@@ -139,12 +139,7 @@ pub fn problem(out: &mut Vec<u8>, refusal: &Refusal, reply: &Reply<'_>) {
     }
     header(out, "Cache-Control", b"no-store");
     if refusal.code == ErrorCode::MethodNotAllowed {
-        let methods = "GET, HEAD, POST, PUT, DELETE, OPTIONS";
-        header(
-            out,
-            "Allow",
-            refusal.headers.allow.unwrap_or(methods).as_bytes(),
-        );
+        header(out, "Allow", refusal.headers.allow.methods().as_bytes());
     }
     let mut body = Vec::with_capacity(256);
     problem_body(&mut body, refusal);

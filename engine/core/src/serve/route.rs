@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::error::ErrorCode;
 use crate::limits::PATH_MAX_BYTES;
-use crate::refusal::Refusal;
+use crate::refusal::{Allow, Refusal};
 use crate::serve::http::{
     Head, Known, Method, decode_query_component, percent_decode, query_pairs,
 };
@@ -86,11 +86,11 @@ fn pipeline_call(head: &Head<'_>) -> Result<PipelineCall, Refusal> {
         (path, Method::Delete) if path.starts_with(STAGE_ROOT) => {
             return Ok(PipelineCall::DropStage(stage_id(path)?));
         }
-        (path, _) if path.starts_with(STAGE_ROOT) => "PUT, DELETE",
-        _ => "POST",
+        (path, _) if path.starts_with(STAGE_ROOT) => Allow::PutAndDelete,
+        _ => Allow::Post,
     };
     let mut refusal = Refusal::new(ErrorCode::MethodNotAllowed);
-    refusal.headers.allow = Some(allow);
+    refusal.headers.allow = allow;
     Err(refusal)
 }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
+use crate::codec::adopt::UsedUp;
 use crate::codec::{AppendExtra, FRAME_HEADER_BYTES, ProducerTag};
 use crate::error::ErrorCode;
 use crate::limits::{
@@ -103,6 +104,8 @@ struct Locked<'s> {
 struct Plan {
     shares: BTreeMap<StreamId, Share>,
     copies: bool,
+    /// Stages of which nothing is adopted.
+    used_up: Vec<UsedUp>,
 }
 
 impl Engine {
@@ -260,7 +263,17 @@ impl Engine {
             self.load(share, copies || volatile)
                 .map_err(|error| self.stage_unreadable(&share.name, &error))?;
         }
-        Ok(Plan { shares, copies })
+        let adopts = |record: &&Arc<StageRecord>| {
+            let mut streams = record.streams.iter();
+            streams.any(|staged| shares[&staged.stream].bytes.is_none())
+        };
+        let used_up = records.iter().filter(|record| !adopts(record));
+        let used_up = used_up.map(|record| record.used_up()).collect();
+        Ok(Plan {
+            shares,
+            copies,
+            used_up,
+        })
     }
 
     /// Whether the frames of copied records stay small too: a byte stream has one frame for each.
@@ -393,10 +406,13 @@ impl Engine {
             stream_seq: None,
         }
         .encode(&mut extra);
-        let frames: Vec<StreamFrames> = locked
+        let mut frames: Vec<StreamFrames> = locked
             .iter()
             .map(|entry| self.frames_of(entry, plan.copies, now_ms))
             .collect();
+        if let Some(first) = frames.first_mut() {
+            first.use_up(&plan.used_up);
+        }
         let size = |frames: &StreamFrames| frames.size(extra.len());
         let total: usize = frames.iter().map(size).sum();
         if total > COMMIT_FRAMES_MAX_BYTES {
@@ -452,14 +468,9 @@ impl Engine {
 
 impl Engine {
     fn note_commit(&self, records: &[Arc<StageRecord>], plan: &Plan, committed: &Committed) {
-        let adopts = |record: &Arc<StageRecord>| {
-            record.streams.iter().any(|staged| {
-                let share = plan.shares.get(&staged.stream);
-                share.is_some_and(|share| share.bytes.is_none())
-            })
-        };
         let until_ms = self.now_ms() + self.config.stage_ttl_s.saturating_mul(1000);
-        let (adopted, copied): (Vec<_>, Vec<_>) = records.iter().cloned().partition(adopts);
+        let used_up = |record: &Arc<StageRecord>| plan.used_up.contains(&record.used_up());
+        let (copied, adopted): (Vec<_>, Vec<_>) = records.iter().cloned().partition(used_up);
         let sequence = committed.gate.sequence;
         self.stages.committed(&adopted, sequence, false, until_ms);
         self.stages.committed(&copied, sequence, true, until_ms);
@@ -500,3 +511,7 @@ fn check_bounds(request: &CommitRequest<'_>) -> Result<(), Refusal> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+#[path = "adopt_tests.rs"]
+mod tests;

@@ -207,12 +207,12 @@ impl Engine {
             commit,
             &mut |bytes| job.wrote(bytes),
         )?;
-        manifest.add(&log)?;
+        manifest.add(&log.record)?;
         drop(log_pin);
 
         job.phase("packs")?;
         let catalog = Catalog::open(Arc::clone(&to))?;
-        let packs = copy_packs(&mut job, &catalog, &mut manifest)?;
+        let packs = copy_packs(&mut job, &catalog, &log.adopted, &mut manifest)?;
         job.phase("segments")?;
         copy_segments(&mut job, &catalog, &packs, &mut manifest)?;
         drop(files_pin);

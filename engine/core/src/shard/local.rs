@@ -7,8 +7,10 @@ use std::time::Duration;
 use crate::error::ErrorCode;
 use crate::model::{Class, ContentType, Gate, Media, Offset};
 use crate::refusal::Refusal;
+use crate::shard::adopt::{CommitRequest, Committed};
 use crate::shard::create::json_refusal;
 use crate::shard::engine::{Engine, Undone};
+use crate::shard::stage::{StageBuilder, Staged};
 use crate::shard::write::WriteScratch;
 use crate::stream::append::AppendRequest;
 use crate::stream::handle::Stream;
@@ -136,6 +138,37 @@ impl Engine {
             self.abandon_class_change(&stream);
         }
         changed
+    }
+
+    /// Stages records, one (stream, value) each.
+    pub fn local_stage(&self, id: &str, rows: &[(&str, &[u8])]) -> Result<Staged, Refusal> {
+        self.until_done(|| {
+            let mut builder = StageBuilder::new(self);
+            let (mut checksum, mut bytes) = (0, 0);
+            for (stream, value) in rows {
+                let target = builder.target(stream)?;
+                builder.push(target, value)?;
+                checksum = crc32c::crc32c_append(checksum, stream.as_bytes());
+                checksum = crc32c::crc32c_append(checksum, value);
+                bytes += (stream.len() + value.len()) as u64;
+            }
+            let staged = builder.finish(id, checksum, bytes)?;
+            let gate = staged.gate;
+            Ok((staged, gate))
+        })
+    }
+
+    pub fn local_drop_stage(&self, id: &str) -> Result<(), Refusal> {
+        self.until_done(|| self.drop_stage(id).map(|()| ((), Gate::OPEN)))
+    }
+
+    /// Appends what was staged to all its streams or to none.
+    pub fn local_commit(&self, request: &CommitRequest<'_>) -> Result<Committed, Refusal> {
+        self.until_done(|| {
+            let committed = self.commit_stages(request)?;
+            let gate = committed.gate;
+            Ok((committed, gate))
+        })
     }
 
     pub fn local_delete(&self, path: &str) -> Result<bool, Refusal> {

@@ -218,6 +218,7 @@ impl Engine {
         let before_us = self.doors.clock.monotonic_us();
         let retained_before = self.metrics.wal_retained_bytes.get();
         let staged = self.shard.staged();
+        let used_up = self.used_up_stages(staged).map_err(CheckpointError::Disk)?;
         let leave_packs = std::mem::take(&mut *self.maintenance.leave_packs.lock());
         Checkpoint {
             directory: &self.directory,
@@ -228,6 +229,7 @@ impl Engine {
             boot_id: self.doors.boot_id,
             now_ms: self.now_ms(),
             staged,
+            used_up: &used_up,
             leave_packs: &leave_packs,
             wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),
         }

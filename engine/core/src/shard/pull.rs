@@ -1,6 +1,6 @@
 //! Whole appends of a stream in blocks, wherever their bytes are: for Arrow output.
 //!
-//! A block comes from one place: shared memory as it lies, a copy of the growing buffer, or a file. What came from a
+//! A block comes from one place: shared memory as it lies, a copy of the growing buffer, a staged pack, or a file. What came from a
 //! file is to be compared with its checksums by who reads it ([`Block::check`]); what fails is looked into like any
 //! other failed read.
 
@@ -10,8 +10,10 @@ use std::sync::Arc;
 use crate::log::cold::check_one;
 use crate::model::{Extent, IndexEntry};
 use crate::shard::engine::Engine;
+use crate::shard::read::find_staged_part;
+use crate::shard::staged::WholeAppends;
 use crate::stream::handle::Stream;
-use crate::stream::hot::{Hot, SharedBytes};
+use crate::stream::hot::{FilePart, Hot, SharedBytes};
 
 /// Bytes of a block: small enough for the processor's cache, large enough for the calls to be few.
 const BLOCK_BYTES: u64 = 256 * 1024;
@@ -84,16 +86,19 @@ impl Engine {
         block.clear();
         let (extents, flushing) = {
             let mut state = owner.lock();
+            if let Some((hot, part)) = find_staged_part(&state, position) {
+                let appends = WholeAppends::block(hot, &part, position, end, BLOCK_BYTES);
+                drop(state);
+                return self.pull_staged(owner, &part, &appends, position, block);
+            }
             if position >= state.hot.start && !state.hot.is_empty() {
                 state.hot.freeze();
-                pull_hot(&state.hot, position, end, block);
-                return Ok(());
+                return pull_hot(&state.hot, position, end, block);
             }
             (state.readable_extents(), state.flushing.clone())
         };
         if let Some(flushing) = flushing.filter(|hot| position >= hot.start) {
-            pull_hot(&flushing, position, end, block);
-            return Ok(());
+            return pull_hot(&flushing, position, end, block);
         }
         let found = self.cold.read_appends(
             &extents,
@@ -107,6 +112,22 @@ impl Engine {
         Ok(())
     }
 
+    /// Appends that a commit has adopted: their index is in memory, their bytes are checked here.
+    fn pull_staged(
+        &self,
+        owner: &Arc<Stream>,
+        part: &FilePart,
+        appends: &WholeAppends,
+        position: u64,
+        block: &mut Block,
+    ) -> io::Result<()> {
+        block.entries.extend_from_slice(appends.entries());
+        let last = block.entries.last().map_or(position, |entry| entry.end);
+        block.owned.resize((last - position) as usize, 0);
+        let filled = self.fill_staged(owner, part, appends, position, &mut block.owned)?;
+        whole(filled == block.owned.len())
+    }
+
     /// Looks into an append that failed [`Block::check`].
     pub fn examine_block(&self, block: &Block, error: &io::Error) {
         if let Some((owner, _)) = &block.origin {
@@ -116,7 +137,7 @@ impl Engine {
 }
 
 /// Appends that lie in memory: those of one shared buffer, or of the growing one.
-fn pull_hot(hot: &Hot, position: u64, end: u64, block: &mut Block) {
+fn pull_hot(hot: &Hot, position: u64, end: u64, block: &mut Block) -> io::Result<()> {
     let first = hot.index.partition_point(|entry| entry.end <= position);
     block.shared = hot.shared(position);
     let end = match &block.shared {
@@ -135,6 +156,18 @@ fn pull_hot(hot: &Hot, position: u64, end: u64, block: &mut Block) {
     if block.shared.is_none() {
         block.owned.resize((last - position) as usize, 0);
         let copied = hot.copy(position, &mut block.owned);
-        debug_assert_eq!(copied, block.owned.len());
+        return whole(copied == block.owned.len());
     }
+    Ok(())
+}
+
+/// Zeros never pass for bytes that are not where they should be.
+fn whole(is_whole: bool) -> io::Result<()> {
+    if is_whole {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "stream bytes are missing",
+    ))
 }

@@ -507,13 +507,15 @@ impl Engine {
 
 /// The part in a staged pack that holds the byte at `position`, with the appends that `len` bytes from there cover.
 fn staged_part(state: &StreamState, position: u64, len: usize) -> Option<(FilePart, WholeAppends)> {
-    let hots = [Some(&state.hot), state.flushing.as_deref()];
-    let (hot, part) = hots
-        .into_iter()
-        .flatten()
-        .find_map(|hot| Some((hot, hot.in_file(position)?)))?;
+    let (hot, part) = find_staged_part(state, position)?;
     let end = position.saturating_add(len as u64).min(part.end());
     Some((part, WholeAppends::between(hot, position, end)))
+}
+
+pub(super) fn find_staged_part(state: &StreamState, position: u64) -> Option<(&Hot, FilePart)> {
+    let hots = [Some(&state.hot), state.flushing.as_deref()];
+    let mut held = hots.into_iter().flatten();
+    held.find_map(|hot| Some((hot, hot.in_file(position)?)))
 }
 
 /// Where the next part behind `position` that lies in a staged pack begins.

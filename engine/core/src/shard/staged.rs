@@ -36,6 +36,24 @@ impl WholeAppends {
         WholeAppends { start, entries }
     }
 
+    /// About `wanted` bytes of a part from the boundary `position` on: one append at least, none that ends behind `end`.
+    pub fn block(hot: &Hot, part: &FilePart, position: u64, end: u64, wanted: u64) -> WholeAppends {
+        let end = end.min(part.end());
+        let from = hot.index.partition_point(|entry| entry.end <= position);
+        let rest = hot.index.get(from..).unwrap_or(&[]);
+        let enough = position.saturating_add(wanted).min(end);
+        let count = rest.partition_point(|entry| entry.end <= enough).max(1);
+        let within = rest.partition_point(|entry| entry.end <= end);
+        WholeAppends {
+            start: position,
+            entries: rest[..count.min(within)].to_vec(),
+        }
+    }
+
+    pub fn entries(&self) -> &[IndexEntry] {
+        &self.entries
+    }
+
     /// The first one whose bytes do not match their checksum; `bytes` begin at `position`.
     fn first_bad(&self, position: u64, bytes: &[u8]) -> Option<(u64, u64)> {
         let mut start = self.start;

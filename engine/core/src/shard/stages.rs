@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::codec::adopt::UsedUp;
 use crate::limits::COMMITTED_STAGES_MAX;
 use crate::log::stage::StageRecord;
 use crate::model::StreamId;
@@ -30,8 +31,10 @@ struct State {
     waiting: u64,
     /// Committed ids with the time until which they are remembered, in the order of their commits.
     committed: VecDeque<(u64, Box<str>)>,
-    /// Packs that go when the log is synced up to a sequence.
-    copied: Vec<(u64, u32)>,
+    /// Those whose files go when the log is synced up to a sequence.
+    copied: Vec<(u64, UsedUp)>,
+    /// Those whose files are gone, but perhaps not yet for good.
+    removed: Vec<UsedUp>,
 }
 
 enum Known {
@@ -138,7 +141,7 @@ impl Stages {
             state.known.insert(id.clone(), Known::Committed(streams));
             state.committed.push_back((until_ms, id));
             if copied || record.streams.is_empty() {
-                state.copied.push((sequence, record.pack));
+                state.copied.push((sequence, record.used_up()));
             }
         }
         while state.committed.len() > COMMITTED_STAGES_MAX {
@@ -177,13 +180,29 @@ impl Stages {
         expired
     }
 
-    /// Packs whose bytes the log has, synced.
-    pub fn take_copied(&self, synced: u64) -> Vec<u32> {
+    /// Those whose bytes the log has, up to a sequence.
+    pub fn copied_up_to(&self, sequence: u64) -> Vec<UsedUp> {
+        let state = self.state.lock();
+        let copied = state.copied.iter().filter(|copied| copied.0 <= sequence);
+        copied.map(|(_, used_up)| *used_up).collect()
+    }
+
+    /// The file of a copied one was removed.
+    pub fn copied_is_removed(&self, used_up: UsedUp) {
         let mut state = self.state.lock();
-        let done = state
-            .copied
-            .extract_if(.., |(sequence, _)| *sequence <= synced);
-        done.map(|(_, pack)| pack).collect()
+        state.copied.retain(|copied| copied.1 != used_up);
+        state.removed.push(used_up);
+    }
+
+    /// Those whose files were removed since it was last made sure that they stay away.
+    pub fn removed(&self) -> Vec<UsedUp> {
+        self.state.lock().removed.clone()
+    }
+
+    /// The files of these are gone for good.
+    pub fn forget_removed(&self, gone: &[UsedUp]) {
+        let mut state = self.state.lock();
+        state.removed.retain(|removed| !gone.contains(removed));
     }
 
     /// How many wait, and how many bytes their files have.

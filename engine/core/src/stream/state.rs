@@ -407,7 +407,9 @@ impl StreamState {
         self.applied_sequence = frame.sequence;
         self.reveal_sequence = frame.sequence;
         self.last_time_ms = self.last_time_ms.max(frame.time_ms);
-        self.begin_epoch(frame.epoch);
+        if !frame.sections.is_empty() {
+            self.begin_epoch(frame.epoch);
+        }
         for (section, index) in frame.sections {
             self.push_section(section, index);
         }

@@ -10,6 +10,7 @@ use crate::log::catalog::{CATALOG_FILE, CatalogError, CatalogView};
 use crate::log::format::{FORMAT, FORMAT_FILE, FORMAT_FILE_NEW, RESTORE_DIRECTORY};
 use crate::log::pack::{self, PACKS_DIRECTORY};
 use crate::log::segment::{self, SEGMENTS_DIRECTORY};
+use crate::log::stage;
 use crate::log::wal::{FAILED_MARK, WAL_DIR};
 use crate::model::{FileRef, StreamId};
 use crate::verify::report::Report;
@@ -70,10 +71,12 @@ pub fn bytes_in(disk: &dyn Disk, directory: &str) -> io::Result<u64> {
     Ok(total)
 }
 
-/// Notes what does not belong. `live`: a checkpoint may be writing files that nothing names yet.
+/// Notes what does not belong. `adopted`: packs that the log needs. `live`: a checkpoint may be writing files that
+/// nothing names yet.
 pub fn check_strangers(
     disk: &dyn Disk,
     view: &CatalogView,
+    adopted: &BTreeSet<u32>,
     live: bool,
     report: &mut Report,
 ) -> Result<(), CatalogError> {
@@ -85,13 +88,14 @@ pub fn check_strangers(
             report.note(&entry.name, None, "this is not one of the server's files");
         }
     }
-    check_packs(disk, view, live, report)?;
+    check_packs(disk, view, adopted, live, report)?;
     check_segments(disk, view, live, report)
 }
 
 fn check_packs(
     disk: &dyn Disk,
     view: &CatalogView,
+    adopted: &BTreeSet<u32>,
     live: bool,
     report: &mut Report,
 ) -> Result<(), CatalogError> {
@@ -104,14 +108,15 @@ fn check_packs(
         let path = format!("{PACKS_DIRECTORY}/{}", entry.name);
         match pack::parse_name(&entry.name) {
             None => report.note(&path, None, "this is not one of the server's files"),
-            Some(number) if !named.contains(&number) && !live => {
-                report.note(
-                    &path,
-                    None,
-                    "no stream has bytes in it; the server removes it",
-                );
+            Some(number) if live || named.contains(&number) || adopted.contains(&number) => {}
+            Some(number) => {
+                // A stage that waits for its commit belongs here.
+                let staged = stage::read(disk, number).map_err(CatalogError::Io)?;
+                if staged.is_none() {
+                    let what = "no stream has bytes in it; the server removes it";
+                    report.note(&path, None, what);
+                }
             }
-            Some(_) => {}
         }
     }
     Ok(())

@@ -20,12 +20,13 @@ mod salvage;
 
 use std::sync::Arc;
 
+use crate::codec::adopt::{UsedUp, decode_used_up};
 use crate::error::EngineError;
 use crate::io::{BootId, Disk, Doors};
 use crate::limits::WAL_FIRST_FILE_BYTES;
 use crate::log::catalog::{CATALOG_FILE, Catalog, CatalogError, CatalogView};
 use crate::log::checkpoint::{
-    Checkpoint, META_BOOT, META_CHECKPOINT, META_HIGHEST_EPOCH, META_LOSSES,
+    Checkpoint, META_BOOT, META_CHECKPOINT, META_HIGHEST_EPOCH, META_LOSSES, META_USED_UP,
 };
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
@@ -133,6 +134,8 @@ fn finish(
     rebuilt.mark_moving(&directory).map_err(catalog_failed)?;
     let mut salvage = Salvage::new(&directory, &cold, &metrics, &meta, repaired);
     salvage.run(log)?;
+    let mut used_up = salvage.used_up();
+    used_up.extend_from_slice(&meta.used_up);
     let learnt = salvage.finish();
     let (mut losses, mut highest_epoch) = (learnt.losses, learnt.highest_epoch);
     if log.has_lost_frames() {
@@ -155,6 +158,7 @@ fn finish(
         highest_epoch,
         boot_id: learnt.boot_id,
         staged: log.judged.next - 1,
+        used_up: &used_up,
         leave_packs: &rebuilt.leave_packs,
         // What was in the log is copied aside and synced; nothing waits for it any more.
         wait_synced: &|_| true,
@@ -170,6 +174,7 @@ struct Meta {
     highest_epoch: u64,
     losses: Losses,
     boot_id: Option<BootId>,
+    used_up: Vec<UsedUp>,
 }
 
 impl Meta {
@@ -186,6 +191,7 @@ impl Meta {
                 .map_err(catalog_failed)?,
             losses: Losses::decode(&bytes(META_LOSSES)?).unwrap_or_default(),
             boot_id: BootId::try_from(bytes(META_BOOT)?).ok(),
+            used_up: decode_used_up(&bytes(META_USED_UP)?),
         })
     }
 }

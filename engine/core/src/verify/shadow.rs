@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::codec::{AppendExtra, Frame, FrameKind, adopt};
 use crate::log::catalog::{CatalogError, CatalogView};
-use crate::model::{Class, ContentType, StreamId};
+use crate::model::{Adopted, Class, ContentType, StreamId};
 use crate::stream::handle::Stream;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
@@ -24,6 +24,8 @@ pub struct Shadow {
     pub tail: u64,
     pub fork_count: u32,
     pub fork_source: Option<StreamId>,
+    /// What frames have taken over from staged packs, with where it begins.
+    pub adopted: Vec<(u64, Adopted)>,
     applied: u64,
 }
 
@@ -38,6 +40,7 @@ impl Shadow {
             tail: state.tail,
             fork_count: state.fork_count,
             fork_source: state.fork.as_ref().map(|fork| fork.source),
+            adopted: Vec::new(),
             applied: state.applied_sequence,
         }
     }
@@ -193,7 +196,14 @@ fn adopt(shadow: &mut Shadow, frame: &Frame<'_>) -> Option<Misfit> {
         extra.and_then(|extra| extra.producer),
         adopt::decode(frame.payload),
     ) {
-        (Some(_), Some(sections)) => go_on(shadow, frame, adopt::total_len(&sections)),
+        (Some(_), Some(sections)) => {
+            let mut start = frame.position;
+            for section in sections.iter().filter(|section| section.len > 0) {
+                shadow.adopted.push((start, *section));
+                start = start.saturating_add(section.len);
+            }
+            go_on(shadow, frame, adopt::total_len(&sections))
+        }
         _ => {
             let path = Some(shadow.path.clone());
             misfit(path, frame, "the staged sections do not decode")

@@ -14,7 +14,9 @@ use std::collections::BTreeMap;
 use millstream_core::error::ErrorCode;
 use millstream_core::model::{Class, Gate, Stage};
 
-pub use self::stream::{Piece, Producer, StreamModel, Tag};
+pub use self::stream::{
+    Piece, Producer, StreamModel, Tag, committer_bytes, committer_name, producer_bytes,
+};
 
 /// The log's watermarks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -72,6 +74,24 @@ pub enum Standing {
 pub struct World {
     pub streams: BTreeMap<u64, StreamModel>,
     pub paths: BTreeMap<&'static str, u64>,
+    /// Stages that were committed, by id, with the producer and its epoch.
+    pub committed: BTreeMap<String, (u8, u64)>,
+}
+
+/// What one stage holds for one stream.
+#[derive(Clone, Debug)]
+pub struct ShareModel {
+    pub stream: u64,
+    pub path: &'static str,
+    pub pieces: Vec<Piece>,
+}
+
+/// A stage that its client was told of.
+#[derive(Clone, Debug)]
+pub struct StageModel {
+    pub id: String,
+    pub checksum: u32,
+    pub shares: Vec<ShareModel>,
 }
 
 impl World {
@@ -207,6 +227,75 @@ impl World {
             stream.control = sequence;
             stream.close_gate = gate;
         }
+    }
+}
+
+impl World {
+    /// Whether all streams of a stage are there for a commit.
+    pub fn all_live(&self, stage: &StageModel, sleeps: u64) -> bool {
+        stage.shares.iter().all(|share| {
+            let found = self.streams.get(&share.stream);
+            found.is_some_and(|stream| {
+                self.paths.get(share.path) == Some(&share.stream) && !self.is_dead(stream, sleeps)
+            })
+        })
+    }
+
+    /// Epochs of a producer in all streams that a commit names: those that were staged for, and those at their paths now.
+    pub fn committer_epochs(&self, stage: &StageModel, producer: u8) -> Vec<u64> {
+        let staged = stage.shares.iter().map(|share| Some(share.stream));
+        let now = stage
+            .shares
+            .iter()
+            .map(|share| self.paths.get(share.path).copied());
+        let streams = staged.chain(now).flatten();
+        let streams = streams.filter_map(|id| self.streams.get(&id));
+        let known = streams.filter_map(|stream| stream.committers.get(&producer));
+        known.copied().collect()
+    }
+
+    /// The answer to a commit, in its order of precedence; that streams may be dead is left out.
+    pub fn judge_commit(&self, stage: &StageModel, producer: u8, epoch: u64) -> Outcome {
+        let known = self.committer_epochs(stage, producer);
+        if known.contains(&epoch) {
+            return Outcome::Duplicate;
+        }
+        if known.iter().any(|known| *known > epoch) {
+            return Outcome::Refuse(ErrorCode::ProducerFenced);
+        }
+        if self.committed.contains_key(&stage.id) {
+            return Outcome::Refuse(ErrorCode::StageGone);
+        }
+        let mut streams = stage
+            .shares
+            .iter()
+            .filter_map(|share| self.streams.get(&share.stream));
+        if streams.any(|stream| stream.closed) {
+            return Outcome::Refuse(ErrorCode::StreamClosed);
+        }
+        Outcome::Accept
+    }
+
+    /// Does what an accepted commit does, to all streams at once.
+    pub fn commit(&mut self, stage: &StageModel, producer: u8, epoch: u64, sequence: u64) {
+        for share in &stage.shares {
+            let Some(stream) = self.streams.get_mut(&share.stream) else {
+                continue;
+            };
+            let volatile = stream.class == Class::Ephemeral;
+            stream.pieces.extend(share.pieces.iter().map(|piece| Piece {
+                gate: Gate::synced(sequence),
+                volatile,
+                ..piece.clone()
+            }));
+            stream.committers.insert(producer, epoch);
+            stream.newest = sequence;
+            if stream.is_weak() {
+                // What is appended behind it waits for it.
+                stream.control = sequence;
+            }
+        }
+        self.committed.insert(stage.id.clone(), (producer, epoch));
     }
 }
 

@@ -63,6 +63,26 @@ pub struct Tag {
     pub seq: u64,
 }
 
+impl Tag {
+    pub fn id_bytes(self) -> [u8; 1] {
+        producer_bytes(self.id)
+    }
+}
+
+/// The id that a producer of appends sends.
+pub fn producer_bytes(id: u8) -> [u8; 1] {
+    [b'a' + id]
+}
+
+/// The name of a producer of commits, and the id under which the engine remembers it.
+pub fn committer_name(id: u8) -> String {
+    format!("query-{id}")
+}
+
+pub fn committer_bytes(id: u8) -> Vec<u8> {
+    format!("\0{}", committer_name(id)).into_bytes()
+}
+
 #[derive(Clone, Debug)]
 pub struct StreamModel {
     pub id: u64,
@@ -81,6 +101,8 @@ pub struct StreamModel {
     pub ever_forked: bool,
     pub pieces: Vec<Piece>,
     pub producers: BTreeMap<u8, Producer>,
+    /// Epoch of each producer of commits: it lives as long as the stream, in every class.
+    pub committers: BTreeMap<u8, u64>,
     pub stream_seq: Option<Vec<u8>>,
     /// Epoch of the tail.
     pub epoch: u64,

@@ -149,7 +149,7 @@ fn send(
     json: bool,
     scratch: &mut WriteScratch,
 ) -> Result<Appended, Undone> {
-    let id = wish.tag.map(|tag| [tag.id]);
+    let id = wish.tag.map(Tag::id_bytes);
     let request = AppendRequest {
         content_type: Some(stream.content_type.media_type.as_bytes()),
         body_empty: body.is_empty(),

@@ -145,6 +145,7 @@ impl Sim {
             ever_forked: false,
             pieces,
             producers: Default::default(),
+            committers: Default::default(),
             stream_seq: None,
             epoch,
             control: sequence,

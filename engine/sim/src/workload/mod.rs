@@ -7,6 +7,7 @@ mod append;
 mod commit;
 mod create;
 mod lifecycle;
+mod stage;
 
 use millstream_core::error::ErrorCode;
 use millstream_core::model::{Gate, Offset};
@@ -76,6 +77,13 @@ impl Sim {
                 stream_seq,
                 close,
             } => self.append(PATHS[*path], *size, *producer, *stream_seq, *close),
+            Op::Stage { slot, rows } => self.stage(*slot, rows),
+            Op::CommitStage {
+                slot,
+                producer,
+                step,
+            } => self.commit_stage(*slot, *producer, *step),
+            Op::DropStage { slot } => self.drop_stage(*slot),
             Op::Delete { path } => self.delete(PATHS[*path]),
             Op::SetClass { path, class } => self.set_class(PATHS[*path], *class),
             Op::Read { path } => self.read(PATHS[*path]),
@@ -112,6 +120,7 @@ impl Sim {
             Op::Sweep => {
                 let engine = self.engine();
                 engine.sweep_expired(engine.now_ms());
+                engine.sweep_stages(engine.now_ms());
                 Ok(String::new())
             }
             Op::Evict => {

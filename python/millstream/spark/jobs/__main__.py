@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.spark.jobs import JOBS, driver, find
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.progress import lag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,9 +94,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def _tell(step: Step) -> None:
-    behind = driver.records_behind(step.progress)
-    lag = "" if behind is None else f", {behind} records behind the tail"
-    print(f"batch {step.batch}: {step.rows} rows in {step.seconds:.1f} s{lag}", file=sys.stderr)
+    behind = lag(step.progress).records
+    print(
+        f"batch {step.batch}: {step.rows} rows in {step.seconds:.1f} s, "
+        f"{behind} records behind the tail",
+        file=sys.stderr,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.spark.jobs.job import Job, Request, check_options, read_streams
+from millstream.spark.jobs.job import Job, Request, check_options, read_streams, selection
 from millstream.spark.jobs.lake_layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
 
@@ -77,7 +77,10 @@ class Summary:
 def check(job: Job, request: Request) -> None:
     """Everything that can be refused before a JVM is started."""
     check_options(job, request)
-    job.check(request, query_id(checkpoint_of(request)))
+    selection(request.streams)
+    named = request.checkpoint or request.target.path
+    job.check(request, query_id(checkpoint_of(request)) if named else None)
+    checkpoint_of(request)
 
 
 def checkpoint_of(request: Request) -> str:
@@ -91,9 +94,14 @@ def checkpoint_of(request: Request) -> str:
     return str(local_root(request.target.path) / HIDDEN / "checkpoint")
 
 
+def is_elsewhere(checkpoint: str) -> bool:
+    """True if it is not a directory of this machine's file system."""
+    return _REMOTE.match(checkpoint) is not None
+
+
 def query_id(checkpoint: str) -> str | None:
     """The query that a checkpoint of this machine belongs to; `None` if it is new."""
-    if _REMOTE.match(checkpoint):
+    if is_elsewhere(checkpoint):
         return None
     try:
         document = json.loads((Path(checkpoint.removeprefix("file://")) / "metadata").read_bytes())
@@ -109,7 +117,7 @@ def query_id(checkpoint: str) -> str | None:
 def hold(request: Request) -> AbstractContextManager[None]:
     """Lock a checkpoint of this machine; one on another file system is left to Spark's own check."""
     checkpoint = checkpoint_of(request)
-    if _REMOTE.match(checkpoint):
+    if is_elsewhere(checkpoint):
         return nullcontext()
     return locked(Path(checkpoint.removeprefix("file://")))
 
@@ -123,6 +131,17 @@ def start(
     source: DataFrame | None = None,
 ) -> Any:
     """Start the query of a job; `source` replaces the streams, for records from elsewhere."""
+    with plainly():
+        return _start(job, request, session, every_seconds, source)
+
+
+def _start(
+    job: Job,
+    request: Request,
+    session: SparkSession,
+    every_seconds: float | None,
+    source: DataFrame | None,
+) -> Any:
     records = read_streams(session, request) if source is None else source
     writer = job.write(records, request)
     writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(
@@ -137,19 +156,19 @@ def start(
     return writer.start()
 
 
-def watch(query: Any, on_step: Callable[[Step], None]) -> Summary:
-    """Report each batch until the query ends; raises what it failed with."""
+def watch(
+    query: Any, on_step: Callable[[Step], None], on_poll: Callable[[], None] | None = None
+) -> Summary:
+    """Report each batch until the query ends; raises what it failed with.
+
+    `on_poll` is called several times a second, for whoever holds something back.
+    """
     began = time.monotonic()
     summary = Summary()
     seen = -1
     while True:
-        try:
+        with plainly():
             ended = query.awaitTermination(POLL_SECONDS)
-        except Exception as error:
-            failure = plain_error(error)
-            if failure is None:
-                raise
-            raise failure from error
         for step in _news(query, seen):
             seen = step.batch
             if step.rows:
@@ -157,6 +176,8 @@ def watch(query: Any, on_step: Callable[[Step], None]) -> Summary:
                 summary.rows += step.rows
             on_step(step)
         summary.seconds = time.monotonic() - began
+        if on_poll is not None:
+            on_poll()
         if ended:
             return summary
 
@@ -180,26 +201,6 @@ def _step(report: Any) -> Step:
     return Step(report["batchId"], int(rows or 0), milliseconds / 1000, report)
 
 
-def records_behind(report: Any) -> int | None:
-    """How many records were behind the end of this batch, of all streams; `None` if Spark does not say."""
-    behind = 0
-    for source in report["sources"]:
-        end, latest = _numbers(source["endOffset"]), _numbers(source["latestOffset"])
-        if end is None or latest is None:
-            return None
-        behind += sum(max(0, number - end.get(name, 0)) for name, number in latest.items())
-    return behind
-
-
-def _numbers(offset: Any) -> dict[str, int] | None:
-    """Record numbers by stream; an offset is a document, or its text (Connect)."""
-    try:
-        document = json.loads(offset) if isinstance(offset, str) else offset
-        return {name: int(place["n"]) for name, place in document["streams"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # not a source of streams
-
-
 @contextmanager
 def running(query: Any) -> Iterator[None]:
     """End the query however the block ends; a batch that is cut off is run again next time."""
@@ -220,7 +221,7 @@ def closing(session: SparkSession) -> Iterator[None]:
         from pyspark import SparkContext
 
         gateway: Any = SparkContext._gateway
-        if gateway is not None:
+        if gateway is not None and gateway.proc is not None:  # else spark-submit's JVM started us
             gateway.shutdown()
             SparkContext._gateway = None
             SparkContext._jvm = None
@@ -231,6 +232,18 @@ def closing(session: SparkSession) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(JVM_END_SECONDS)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Errors of Spark leave the block as one sentence (I-DRV-3)."""
+    try:
+        yield
+    except Exception as error:
+        failure = plain_error(error)
+        if failure is None:
+            raise
+        raise failure from error
 
 
 def plain_error(error: BaseException) -> errors.MillstreamError | None:

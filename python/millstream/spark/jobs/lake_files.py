@@ -151,7 +151,7 @@ class _Task:
         for file in list(self._open.values()):
             self._end(file)
         if self._begun:
-            sync_directory(self._directory)
+            sync_directories({self._directory}, self._layout.root)
         order = [path.relative_to(self._layout.root).as_posix() for path in self._begun]
         return [self._done[name] for name in order]
 
@@ -214,10 +214,16 @@ def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch if wanted.equals(batch.schema) else batch.cast(wanted)
 
 
-def sync_directory(path: Path) -> None:
-    """Make names durable, not only bytes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync_directories(directories: set[Path], root: Path) -> None:
+    """Make names durable, not only bytes: those in the directories, and theirs up to the root's."""
+    chain = {root, root.parent}
+    for directory in directories:
+        while directory not in chain:
+            chain.add(directory)
+            directory = directory.parent
+    for directory in sorted(chain, reverse=True):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

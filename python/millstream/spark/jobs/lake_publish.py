@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from millstream.errors import PipelineError
-from millstream.spark.jobs.lake_files import WrittenFile, sync_directory
+from millstream.spark.jobs.lake_files import WrittenFile, sync_directories
 from millstream.spark.jobs.lake_layout import Layout
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ class Publisher:
             manifest = Manifest.decode(path.read_bytes(), path)
         finally:
             draft.unlink()
-        for directory in (path.parent, path.parent.parent, self._layout.root):
-            sync_directory(directory)
+        sync_directories({path.parent}, self._layout.root)
         return manifest
 
     def place(self, manifest: Manifest) -> None:
@@ -182,14 +181,14 @@ class Publisher:
             final = self._layout.root / file.path
             if self._is_placed(final, file):
                 continue
-            made = _make_directories(final.parent, self._layout.root)
+            final.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self.rename(self._layout.root / file.temporary, final)
             except FileNotFoundError as error:
                 raise _missing(manifest, file) from error
-            touched.update(made, {final.parent})
-        for directory in touched:
-            sync_directory(directory)
+            touched.add(final.parent)
+        if touched:
+            sync_directories(touched, self._layout.root)
 
     def link(self, draft: Path, manifest: Path) -> None:
         os.link(draft, manifest)
@@ -248,17 +247,6 @@ def _entries(directory: Path) -> list[Path]:
         return list(directory.iterdir())
     except FileNotFoundError:
         return []
-
-
-def _make_directories(directory: Path, root: Path) -> set[Path]:
-    """Create a directory; returns the parents that got a new entry and must be synced."""
-    grown: set[Path] = set()
-    missing = directory
-    while missing != root and not missing.exists():
-        grown.add(missing.parent)
-        missing = missing.parent
-    directory.mkdir(parents=True, exist_ok=True)
-    return grown
 
 
 def _missing(manifest: Manifest, file: WrittenFile) -> PipelineError:

@@ -27,7 +27,6 @@ impl ColdStore {
         entries: &mut Vec<IndexEntry>,
     ) -> io::Result<Option<Extent>> {
         entries.clear();
-        bytes.clear();
         let Some((extent, at)) = locate(extents, position)? else {
             return Ok(None);
         };
@@ -58,6 +57,7 @@ impl ColdStore {
         if entries.is_empty() {
             return Ok(Some(*extent));
         }
+        // What is there already is overwritten: no need to clear it first.
         bytes.resize((last - position) as usize, 0);
         self.read_piece(extent, at, bytes)
             .map_err(|error| Trouble::data(extent, position, last, &error))?;

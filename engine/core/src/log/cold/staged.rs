@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::files::FileKey;
 use super::{ColdStore, pack_numbers_used_up};
-use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, decode_entries};
+use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, UsedUp, decode_entries};
 use crate::io::{DiskFile, read_exact_at};
 use crate::log::index::damage;
 use crate::log::pack::{self, PACKS_DIRECTORY};
@@ -69,11 +69,21 @@ impl ColdStore {
         self.remove_pack(pack)
     }
 
+    /// Makes the removal of packs last.
+    pub fn sync_packs(&self) -> io::Result<()> {
+        self.disk.sync_dir(PACKS_DIRECTORY)
+    }
+
     /// Finds the stages that an earlier run has left: packs that the catalog (`live`) does not name, no frame of the
-    /// log has adopted, and that hold a whole record.
-    pub fn find_stages(&self, live: &[(u32, u64)]) -> io::Result<Vec<StageRecord>> {
+    /// log has adopted, and that hold a whole record. Those that are used up are removed.
+    pub fn find_stages(
+        &self,
+        live: &[(u32, u64)],
+        used_up: &[UsedUp],
+    ) -> io::Result<Vec<StageRecord>> {
         let named: HashSet<u32> = live.iter().map(|(number, _)| *number).collect();
         let mut found = Vec::new();
+        let mut removed = false;
         for entry in self.disk.list(PACKS_DIRECTORY)? {
             let Some(number) = pack::parse_name(&entry.name) else {
                 continue;
@@ -81,10 +91,21 @@ impl ColdStore {
             if named.contains(&number) || self.kept.lock().holds(number) {
                 continue;
             }
-            if let Some(record) = stage::read(&*self.disk, number)? {
-                self.kept.lock().waiting.insert(number);
-                found.push(record);
+            match stage::read(&*self.disk, number)? {
+                Some(record) if used_up.contains(&record.used_up()) => {
+                    self.remove_pack(number)?;
+                    removed = true;
+                }
+                Some(record) => {
+                    self.kept.lock().waiting.insert(number);
+                    found.push(record);
+                }
+                None => {}
             }
+        }
+        if removed {
+            // Before what says so is freed or forgotten.
+            self.sync_packs()?;
         }
         Ok(found)
     }

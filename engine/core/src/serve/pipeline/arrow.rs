@@ -23,7 +23,7 @@ use arrow_ipc::{
 use arrow_schema::{DataType, Field, Schema, TimeUnit};
 use flatbuffers::FlatBufferBuilder;
 
-use crate::model::Offset;
+use crate::model::{IndexEntry, Offset};
 
 /// Most rows of one batch.
 pub const BATCH_ROWS_MAX: usize = 65_536;
@@ -115,9 +115,20 @@ impl Texts {
     }
 
     fn push_repeated(&mut self, value: &[u8], rows: usize) {
-        self.bytes.reserve(value.len() * rows + ALIGNMENT);
-        for _ in 0..rows {
-            self.push(value);
+        self.reserve(rows, value.len() * rows);
+        let mut end = self.bytes.len();
+        let full = end + value.len() * rows;
+        if rows > 0 {
+            self.bytes.extend_from_slice(value);
+        }
+        // What is there is doubled: names are short, and a copy of many bytes costs little more than one of few.
+        while self.bytes.len() < full {
+            let here = (self.bytes.len() - end).min(full - self.bytes.len());
+            self.bytes.extend_from_within(end..end + here);
+        }
+        for slot in more(&mut self.offsets, rows * 4).chunks_exact_mut(4) {
+            end += value.len();
+            slot.copy_from_slice(&(end as u32).to_le_bytes());
         }
     }
 }
@@ -253,6 +264,62 @@ impl Encoder {
         }
     }
 
+    /// Whether all columns come from the index and the bytes as they lie.
+    pub fn is_plain(&self) -> bool {
+        !self.has.position && !self.has.key
+    }
+
+    /// Bytes of one row beside its texts.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Appends of one record each, for plain columns: `bytes` begin at `from` as the first append does, and the last
+    /// `comma` bytes of each are not part of its value. What they have in common with others follows by
+    /// [`Encoder::run`].
+    pub fn singles(
+        &mut self,
+        bytes: &[u8],
+        from: u64,
+        comma: usize,
+        number: u64,
+        entries: &[IndexEntry],
+    ) {
+        let rows = entries.len();
+        let end_of = |entry: &IndexEntry| (entry.end - from) as usize;
+        self.reserve(rows, entries.last().map_or(0, end_of));
+        if self.has.value {
+            let before = self.values.bytes.len();
+            let mut start = 0;
+            for entry in entries {
+                let end = end_of(entry);
+                self.values
+                    .bytes
+                    .extend_from_slice(&bytes[start..end - comma]);
+                start = end;
+            }
+            let slots = more(&mut self.values.offsets, rows * 4);
+            for (row, (slot, entry)) in slots.chunks_exact_mut(4).zip(entries).enumerate() {
+                let end = before + end_of(entry) - comma * (row + 1);
+                slot.copy_from_slice(&(end as u32).to_le_bytes());
+            }
+        }
+        if self.has.offset {
+            let slots = more(&mut self.numbers, rows * 8).chunks_exact_mut(8);
+            for (row, slot) in slots.enumerate() {
+                slot.copy_from_slice(&(number + row as u64).to_le_bytes());
+            }
+        }
+        if self.has.timestamp {
+            let slots = more(&mut self.times, rows * 8).chunks_exact_mut(8);
+            for (slot, entry) in slots.zip(entries) {
+                let time_us = (entry.time_ms as i64).saturating_mul(1000);
+                slot.copy_from_slice(&time_us.to_le_bytes());
+            }
+        }
+        self.rows += rows;
+    }
+
     /// The value of the next row.
     #[inline]
     pub fn value(&mut self, value: &[u8]) {
@@ -298,8 +365,8 @@ impl Encoder {
             self.streams.push_repeated(stream.as_bytes(), rows);
         }
         if self.has.epoch {
-            for _ in 0..rows {
-                self.epochs.extend_from_slice(&(epoch as i64).to_le_bytes());
+            for slot in more(&mut self.epochs, rows * 8).chunks_exact_mut(8) {
+                slot.copy_from_slice(&(epoch as i64).to_le_bytes());
             }
         }
     }
@@ -352,6 +419,13 @@ impl Encoder {
         self.pieces.push(end_of_stream());
         self.pieces
     }
+}
+
+/// Room for `bytes` more at the end.
+fn more(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
+    let from = buffer.len();
+    buffer.resize(from + bytes, 0);
+    &mut buffer[from..]
 }
 
 fn end_of_stream() -> Vec<u8> {

@@ -220,3 +220,7 @@ fn render_next(next: &Next) -> Vec<u8> {
     let Place { offset, number } = next.place;
     format!("range={}; offset={offset}; number={number}", next.range).into_bytes()
 }
+
+#[cfg(test)]
+#[path = "read_speed_tests.rs"]
+mod speed_tests;

@@ -21,7 +21,6 @@ use crate::shard::engine::{Engine, Undone};
 use crate::shard::pull::Block;
 use crate::shard::tails::Place;
 use crate::stream::handle::Stream;
-use crate::stream::messages::message_ends_into;
 use crate::stream::offsets::{self, Gap};
 
 /// Looks at one stretch that fail before the read does.
@@ -34,37 +33,37 @@ pub struct Next {
 }
 
 pub struct Walk<'a> {
-    engine: &'a Arc<Engine>,
-    read: &'a Read,
-    encoder: Encoder,
-    block: Block,
-    ends: Vec<u32>,
+    pub(super) engine: &'a Arc<Engine>,
+    pub(super) read: &'a Read,
+    pub(super) encoder: Encoder,
+    pub(super) block: Block,
+    pub(super) ends: Vec<u32>,
     pub gaps: Vec<(usize, Gap)>,
     pub next: Option<Next>,
 }
 
 /// A range under way.
-struct Course {
-    number: usize,
-    stream: Arc<Stream>,
-    json: bool,
+pub(super) struct Course {
+    pub(super) number: usize,
+    pub(super) stream: Arc<Stream>,
+    pub(super) json: bool,
     /// The boundary that the walk has come to, the offset it is known by, and the number of the next record.
-    position: u64,
-    offset: Offset,
-    record: u64,
+    pub(super) position: u64,
+    pub(super) offset: Offset,
+    pub(super) record: u64,
     /// Number of the first record of the append at `position`.
-    base: u64,
+    pub(super) base: u64,
     /// Where the range ends: all of what lies before `end`, and of the append there the records below `end_record`.
-    end: u64,
-    end_record: u64,
-    end_epoch: u64,
+    pub(super) end: u64,
+    pub(super) end_record: u64,
+    pub(super) end_epoch: u64,
     /// What is certainly missing before the end that the client named.
-    end_gap: Option<Gap>,
-    to: Place,
+    pub(super) end_gap: Option<Gap>,
+    pub(super) to: Place,
 }
 
 /// How a stretch came to its end.
-enum Stretch {
+pub(super) enum Stretch {
     /// On to the next one.
     Done,
     /// The window is full.
@@ -140,6 +139,7 @@ impl<'a> Walk<'a> {
             .map_err(Undone::refused)?;
         let before = self.progress();
         self.gaps.extend(gap.map(|gap| (number, gap)));
+        self.expect(&course);
         let mut attempts = 0;
         while self.gaps.len() < READ_GAPS_MAX {
             let version = engine.damage_version();
@@ -288,181 +288,12 @@ impl<'a> Walk<'a> {
         }
         Ok(Stretch::Done)
     }
-
-    fn range_is_done(&self, course: &Course) -> bool {
-        course.position >= course.end && course.record >= course.end_record
-    }
-
-    fn take_block(
-        &mut self,
-        course: &mut Course,
-        block: &Block,
-        epoch: u64,
-    ) -> Result<Stretch, Refusal> {
-        let bytes = block.bytes();
-        let from = course.position;
-        // The stream's name and the epoch go in once per block and batch.
-        let mut run = 0;
-        let mut outcome = Ok(Stretch::Done);
-        self.encoder.reserve(block.entries.len(), 0);
-        for entry in &block.entries {
-            let append = &bytes[(course.position - from) as usize..(entry.end - from) as usize];
-            if let Err(error) = block.check(append, entry) {
-                self.engine.examine_block(block, &error);
-                outcome = Err(self.engine.read_failed(error));
-                break;
-            }
-            match self.take_append(course, append, entry, epoch, &mut run) {
-                Ok(Stretch::Done) => {}
-                other => {
-                    outcome = other;
-                    break;
-                }
-            }
-            if self.range_is_done(course) {
-                break;
-            }
-        }
-        self.encoder.run(&course.stream.path, epoch, run);
-        outcome
-    }
-
-    /// One append: usually one row, sometimes many, at the ends of a range some of them.
-    #[inline]
-    fn take_append(
-        &mut self,
-        course: &mut Course,
-        append: &[u8],
-        entry: &IndexEntry,
-        epoch: u64,
-        run: &mut usize,
-    ) -> Result<Stretch, Refusal> {
-        let begins = Offset {
-            epoch,
-            position: course.position,
-        };
-        let upto = course.records_wanted(entry)?;
-        if entry.records - course.base == 1 {
-            if course.record < upto {
-                let value = if course.json {
-                    append.strip_suffix(b",").unwrap_or(append)
-                } else {
-                    append
-                };
-                self.close_full_batch(course, epoch, run);
-                if self.is_over(course, value.len(), *run) {
-                    self.end_window(course, begins);
-                    return Ok(Stretch::Full);
-                }
-                self.row(course.json, value);
-                self.encoder.append(course.record, entry.time_ms, begins, 1);
-                *run += 1;
-            }
-        } else if course.record < upto
-            && let Stretch::Full = self.take_messages(course, append, entry, upto, begins, run)?
-        {
-            return Ok(Stretch::Full);
-        }
-        course.base = entry.records;
-        course.record = entry.records;
-        course.position = entry.end;
-        course.offset = Offset {
-            epoch,
-            position: entry.end,
-        };
-        Ok(Stretch::Done)
-    }
-
-    fn take_messages(
-        &mut self,
-        course: &mut Course,
-        append: &[u8],
-        entry: &IndexEntry,
-        upto: u64,
-        begins: Offset,
-        run: &mut usize,
-    ) -> Result<Stretch, Refusal> {
-        let mut ends = std::mem::take(&mut self.ends);
-        ends.clear();
-        message_ends_into(append, &mut ends);
-        if !course.json || ends.len() as u64 != entry.records - course.base {
-            return Err(Refusal::with(
-                ErrorCode::Internal,
-                format!("The records of the append at {begins} cannot be told apart."),
-            ));
-        }
-        let mut outcome = Stretch::Done;
-        let upto = (upto - course.base) as usize;
-        let mut from = (course.record - course.base) as usize;
-        while from < upto {
-            self.close_full_batch(course, begins.epoch, run);
-            let mut taken = 0;
-            for message in from..upto.min(from + self.encoder.room()) {
-                let start = message.checked_sub(1).map_or(0, |before| ends[before]) as usize;
-                let value = &append[start..ends[message] as usize - 1];
-                if self.is_over(course, value.len(), *run + taken) {
-                    outcome = Stretch::Full;
-                    break;
-                }
-                self.row(true, value);
-                taken += 1;
-            }
-            self.encoder
-                .append(course.record, entry.time_ms, begins, taken);
-            *run += taken;
-            course.record += taken as u64;
-            from += taken;
-            if let Stretch::Full = outcome {
-                self.end_window(course, begins);
-                break;
-            }
-        }
-        self.ends = ends;
-        Ok(outcome)
-    }
-
-    /// Whether a row with this many bytes is one too many, behind `pending` rows whose names are not encoded yet. The
-    /// first row of a window never is.
-    #[inline]
-    fn is_over(&self, course: &Course, len: usize, pending: usize) -> bool {
-        let bytes = self.encoder.bytes() + pending * course.stream.path.len();
-        bytes > 0 && bytes + len > self.read.max_bytes
-    }
-
-    #[inline]
-    fn close_full_batch(&mut self, course: &Course, epoch: u64, run: &mut usize) {
-        if self.encoder.room() == 0 {
-            self.encoder
-                .run(&course.stream.path, epoch, std::mem::take(run));
-            self.encoder.close_batch();
-        }
-    }
-
-    fn end_window(&mut self, course: &Course, begins: Offset) {
-        self.next = Some(Next {
-            range: course.number,
-            place: Place {
-                offset: begins,
-                number: course.record,
-            },
-        });
-    }
-
-    #[inline]
-    fn row(&mut self, json: bool, value: &[u8]) {
-        self.encoder.value(value);
-        if self.encoder.wants_key() {
-            let path = self.read.key_path.as_ref();
-            self.encoder
-                .key(|out| json && path.is_some_and(|path| path.extract(value, out)));
-        }
-    }
 }
 
 impl Course {
     /// Up to which record an append belongs to the range.
     #[inline]
-    fn records_wanted(&self, entry: &IndexEntry) -> Result<u64, Refusal> {
+    pub(super) fn records_wanted(&self, entry: &IndexEntry) -> Result<u64, Refusal> {
         if self.record > entry.records || entry.records < self.base {
             let place = Place {
                 offset: self.offset,
@@ -533,9 +364,15 @@ fn begin(
         Some(_) => 0,
         None => range.to.number,
     };
-    let end_gap = end
-        .gap
-        .filter(|gap| gap.certain && start.gap.is_none_or(|start| start.to != gap.to));
+    let mut end_gap = end.gap.filter(|gap| gap.certain);
+    let mut start_gap = start.gap;
+    if let (Some(gap), Some(certain)) = (&mut start_gap, end_gap)
+        && gap.to == certain.to
+    {
+        // All of the range is lost: that is one gap.
+        gap.certain = true;
+        end_gap = None;
+    }
     let course = Course {
         number,
         stream: Arc::clone(stream),
@@ -550,7 +387,7 @@ fn begin(
         end_gap,
         to: range.to,
     };
-    Ok((course, start.gap))
+    Ok((course, start_gap))
 }
 
 fn number_of_another(place: Place, records: u64) -> Refusal {

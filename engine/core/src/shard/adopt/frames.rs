@@ -3,9 +3,8 @@
 //! Invariant: applying does what a replay of the same frames would do, but for the bytes of an `ephemeral` stream, which
 //! no frame has.
 
-use crate::codec::{
-    AppendExtra, FLAG_PRODUCER, FRAME_HEADER_BYTES, Frame, FrameKind, ProducerTag, adopt,
-};
+use crate::codec::adopt::{self, UsedUp};
+use crate::codec::{AppendExtra, FLAG_PRODUCER, FRAME_HEADER_BYTES, Frame, FrameKind, ProducerTag};
 use crate::model::{Adopted, Media};
 use crate::shard::batch::OpenBatch;
 use crate::shard::engine::Engine;
@@ -17,6 +16,8 @@ pub(super) struct StreamFrames {
     pub(super) rows: u64,
     pub(super) len: u64,
     kind: Kind,
+    /// Stages that this commit uses up without adopting them; told with the first stream.
+    used_up: Vec<u8>,
     position: u64,
     epoch: u64,
     time_ms: u64,
@@ -34,20 +35,30 @@ enum Kind {
 impl StreamFrames {
     /// What the frames take in the log.
     pub(super) fn size(&self, extra_len: usize) -> usize {
-        let (frames, payload) = match &self.kind {
-            Kind::Copied(cuts) => (cuts.len(), self.len as usize),
-            Kind::Volatile => (1, 0),
-            Kind::Adopted(payload) => (1, payload.len()),
+        let payload = match &self.kind {
+            Kind::Copied(_) => self.len as usize,
+            Kind::Volatile => 0,
+            Kind::Adopted(payload) => payload.len(),
         };
-        frames * FRAME_HEADER_BYTES + extra_len + payload
+        self.count() as usize * FRAME_HEADER_BYTES + extra_len + payload + self.used_up.len()
     }
 
     /// How many frames there are.
     pub(super) fn count(&self) -> u64 {
         match &self.kind {
-            Kind::Copied(cuts) => cuts.len() as u64,
+            Kind::Copied(cuts) => cuts.len() as u64 + u64::from(self.leads()),
             Kind::Volatile | Kind::Adopted(_) => 1,
         }
+    }
+
+    /// Whether a frame of its own goes before the copied bytes, with the producer.
+    fn leads(&self) -> bool {
+        matches!(self.kind, Kind::Copied(_)) && !self.used_up.is_empty()
+    }
+
+    /// Says with this stream which stages are used up.
+    pub(super) fn use_up(&mut self, stages: &[UsedUp]) {
+        adopt::encode_used_up(stages, &mut self.used_up);
     }
 
     /// Stages the frames; returns the sequence of the first. `more`: frames of other streams follow in the group.
@@ -65,19 +76,27 @@ impl StreamFrames {
             extra,
             ..Frame::control(FrameKind::Append, entry.stream.id, self.time_ms)
         };
+        let adopts = Frame {
+            kind: FrameKind::Adopt,
+            ..first
+        };
         match &self.kind {
-            Kind::Volatile => open.push(first, more),
+            Kind::Volatile if self.used_up.is_empty() => open.push(first, more),
+            Kind::Volatile => {
+                let payload = &self.used_up;
+                open.push(Frame { payload, ..adopts }, more)
+            }
             Kind::Adopted(payload) => {
-                let frame = Frame {
-                    kind: FrameKind::Adopt,
-                    payload,
-                    ..first
-                };
-                open.push(frame, more)
+                let payload = &[&payload[..], &self.used_up].concat();
+                open.push(Frame { payload, ..adopts }, more)
             }
             Kind::Copied(cuts) => {
                 let bytes = entry.share.and_then(|share| share.bytes.as_deref());
                 let (mut at, first_sequence) = (0, open.next_sequence);
+                if self.leads() {
+                    let payload = &self.used_up;
+                    open.push(Frame { payload, ..adopts }, true);
+                }
                 for (number, (end, records)) in cuts.iter().enumerate() {
                     let plain = Frame {
                         flags: 0,
@@ -88,7 +107,11 @@ impl StreamFrames {
                         records: *records,
                         position: self.position + at as u64,
                         payload: bytes.and_then(|bytes| bytes.get(at..*end)).unwrap_or(&[]),
-                        ..if number == 0 { first } else { plain }
+                        ..if number == 0 && !self.leads() {
+                            first
+                        } else {
+                            plain
+                        }
                     };
                     at = *end;
                     open.push(frame, more || number + 1 < cuts.len());
@@ -118,6 +141,7 @@ impl Engine {
             rows: share.map_or(0, |share| share.rows),
             len: share.map_or(0, |share| share.len),
             kind,
+            used_up: Vec::new(),
             position,
             epoch: self.applied_tail(state).epoch,
             time_ms: now_ms.max(state.last_time_ms),
@@ -147,11 +171,20 @@ impl Engine {
                 });
             }
             Kind::Copied(cuts) => {
-                let mut at = 0;
+                let (mut at, leads) = (0, frames.leads());
+                if leads {
+                    entry.state.apply_adopt(&AppliedAdopt {
+                        sequence: first_sequence,
+                        time_ms: frames.time_ms,
+                        epoch: frames.epoch,
+                        producer: *tag,
+                        sections: &[],
+                    });
+                }
                 for (number, (end, records)) in cuts.iter().enumerate() {
-                    let sequence = first_sequence + number as u64;
+                    let sequence = first_sequence + u64::from(leads) + number as u64;
                     let payload = bytes.get(at..*end).unwrap_or(&[]);
-                    let producer = (number == 0).then_some(*tag);
+                    let producer = (number == 0 && !leads).then_some(*tag);
                     entry.append(frames, sequence, payload, *records, producer);
                     at = *end;
                 }
@@ -165,6 +198,10 @@ impl Engine {
                     at = end;
                 }
             }
+        }
+        if !entry.state.class.waits_for_sync() {
+            // Behind a commit even a weak stream shows nothing before that is synced.
+            entry.state.control_sequence = first_sequence + frames.count() - 1;
         }
         let after = entry.state.hot.memory_len();
         self.hot_counter(&entry.state)

@@ -4,7 +4,7 @@
 //! never written again. Each copy is checked against its index when it is there. What was damaged before and is
 //! known as such is copied as it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
@@ -76,16 +76,25 @@ pub struct PackCopy {
     checked: bool,
 }
 
-/// Copies every pack that has live bytes. One that is missing is told by the streams that miss it.
+/// Copies every pack that has live bytes, and the staged ones that frames of the log have taken over. A missing one
+/// of the catalog is told by the streams that miss it; without one of the log the copy would not start.
 pub fn copy_packs(
     job: &mut Job<'_>,
     catalog: &Catalog,
+    adopted: &BTreeSet<u32>,
     manifest: &mut ManifestWriter,
 ) -> Result<BTreeMap<u32, PackCopy>, BackupError> {
     job.to.create_dir_all(PACKS_DIRECTORY)?;
     let mut packs = BTreeMap::new();
-    for (number, _) in catalog.packs()? {
+    let named = catalog.packs()?.into_iter().map(|(number, _)| number);
+    let numbers: BTreeSet<u32> = named.chain(adopted.iter().copied()).collect();
+    for number in numbers {
         let Some(record) = copy_file(job, &pack::path(number), u64::MAX)? else {
+            if adopted.contains(&number) {
+                let what = "a frame of the log needs it and it is missing";
+                let path = pack::path(number);
+                return Err(BackupError::new("backup_failed", format!("{path}: {what}")));
+            }
             continue;
         };
         manifest.add(&record)?;

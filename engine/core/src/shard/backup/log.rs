@@ -5,14 +5,17 @@
 //! copied; older files may hold frames that a recovery has given up. Everything up to the commit number is synced,
 //! so that it can be read beside the commit thread.
 //!
+//! Frames of commits name staged packs, which the copy needs beside those of the catalog.
+//!
 //! Invariants: no frame is missing and none is behind the commit number, or the backup fails; groups stay whole,
 //! because a commit number is the end of a batch.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use crate::codec::{
-    BATCH_HEADER_BYTES, BatchHeader, FILE_HEADER_BYTES, FLAG_MORE, Frame, file_header,
-    parse_file_header, seal_batch,
+    BATCH_HEADER_BYTES, BatchHeader, FILE_HEADER_BYTES, FLAG_MORE, Frame, FrameKind, adopt,
+    file_header, parse_file_header, seal_batch,
 };
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, read_up_to_at};
 use crate::log::wal::{WAL_DIR, file_name, generation_of};
@@ -24,6 +27,12 @@ const GENERATION: u64 = 1;
 /// A batch of the copy is written at this size; a group may make it longer.
 const BATCH_BYTES: usize = 1 << 20;
 
+/// The log of a backup, and the staged packs that its frames have taken over.
+pub struct CopiedLog {
+    pub record: FileRecord,
+    pub adopted: BTreeSet<u32>,
+}
+
 /// Copies frames `checkpoint + 1 ..= commit`. `wrote` is told how many bytes each step wrote.
 pub fn copy_log<E: From<io::Error>>(
     from: &dyn Disk,
@@ -32,7 +41,7 @@ pub fn copy_log<E: From<io::Error>>(
     checkpoint: u64,
     commit: u64,
     wrote: &mut dyn FnMut(u64) -> Result<(), E>,
-) -> Result<FileRecord, E> {
+) -> Result<CopiedLog, E> {
     to.create_dir_all(WAL_DIR)?;
     let mut out = LogWriter {
         out: SequentialWriter::create(to, &file_name(GENERATION))?,
@@ -40,6 +49,7 @@ pub fn copy_log<E: From<io::Error>>(
         frames: 0,
         first: 0,
         number: 0,
+        adopted: BTreeSet::new(),
     };
     out.out.write(&file_header(GENERATION))?;
     let mut next = checkpoint + 1;
@@ -54,7 +64,10 @@ pub fn copy_log<E: From<io::Error>>(
         return Err(E::from(io::Error::new(io::ErrorKind::InvalidData, what)));
     }
     out.flush()?;
-    Ok(out.out.finish()?)
+    Ok(CopiedLog {
+        record: out.out.finish()?,
+        adopted: out.adopted,
+    })
 }
 
 /// Log files of this run in the order of their use.
@@ -164,10 +177,16 @@ struct LogWriter {
     frames: u32,
     first: u64,
     number: u64,
+    adopted: BTreeSet<u32>,
 }
 
 impl LogWriter {
     fn push(&mut self, frame: &Frame<'_>, raw: &[u8]) -> io::Result<()> {
+        if frame.kind == FrameKind::Adopt {
+            let sections = adopt::decode(frame.payload).unwrap_or_default();
+            let needed = sections.iter().filter(|section| section.len > 0);
+            self.adopted.extend(needed.map(|section| section.pack));
+        }
         if self.frames == 0 {
             self.first = frame.sequence;
         }

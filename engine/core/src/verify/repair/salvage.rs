@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::codec::adopt::{self, UsedUp};
 use crate::codec::{Frame, FrameKind};
 use crate::error::EngineError;
 use crate::io::BootId;
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::log::replay::Replay;
+use crate::log::stage;
 use crate::metrics::Metrics;
 use crate::model::StreamId;
 use crate::stream::handle::Stream;
@@ -26,6 +28,7 @@ const FILL_BYTES: u64 = 1 << 20;
 
 pub struct Salvage<'a> {
     directory: &'a Directory,
+    cold: &'a ColdStore,
     metrics: &'a Metrics,
     replay: Replay<'a>,
     repaired: &'a mut Repaired,
@@ -58,6 +61,7 @@ impl<'a> Salvage<'a> {
         );
         Salvage {
             directory,
+            cold,
             metrics,
             replay,
             repaired,
@@ -126,11 +130,40 @@ impl<'a> Salvage<'a> {
                 }
             }
         }
+        let found = self.find(frame.stream)?;
+        let applied_before = found
+            .as_ref()
+            .map_or(0, |stream| stream.lock().applied_sequence);
         if let Err(error) = self.replay.apply(frame) {
-            let path = self.find(frame.stream)?.map(|stream| stream.path.clone());
+            let path = found.map(|stream| stream.path.clone());
             self.repaired.gave_up(path.as_deref(), error.detail);
+        } else if let Some(stream) = found.filter(|_| frame.kind == FrameKind::Adopt)
+            && frame.sequence > applied_before
+        {
+            self.mark_adopted(&stream, frame);
         }
         Ok(())
+    }
+
+    /// Marks what is damaged in bytes that a commit took over.
+    fn mark_adopted(&mut self, stream: &Arc<Stream>, frame: &Frame<'_>) {
+        let mut state = stream.lock();
+        let mut start = frame.position;
+        for section in adopt::decode(frame.payload).unwrap_or_default() {
+            let examined = self
+                .cold
+                .staged_file(&section)
+                .and_then(|file| stage::examine(&*file, &section));
+            let whole = vec![(0, section.len)];
+            for (from, to) in examined.unwrap_or(whole) {
+                let (from, to) = (start + from, start + to);
+                if mark_damaged(&mut state, from, to) {
+                    let what = format!("bytes {from}..{to}: what a commit took over is damaged");
+                    self.repaired.gave_up(Some(&stream.path), what);
+                }
+            }
+            start += section.len;
+        }
     }
 
     fn find(&self, id: StreamId) -> Result<Option<Arc<Stream>>, EngineError> {
@@ -185,6 +218,11 @@ impl<'a> Salvage<'a> {
             self.repaired.gave_up(Some(&stream.path), what);
         }
         true
+    }
+
+    /// Stages that the next start must not offer again.
+    pub fn used_up(&self) -> Vec<UsedUp> {
+        self.replay.used_up.clone()
     }
 
     pub fn finish(self) -> Learnt {

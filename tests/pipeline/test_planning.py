@@ -1,0 +1,195 @@
+"""The planner of a streaming read over a real server, without a JVM: ends, limits, packing, rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import millstream
+from millstream.client._sync import Client
+from millstream.spark.errors import ConnectorError
+from support.reading import SCHEMA, HandQuery, source
+from support.server import Server
+
+JSON = "application/json"
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with millstream.connect(server.url) as connected:
+        yield connected
+
+
+def fill(client: Client, name: str, count: int, *, first: int = 0, per_append: int = 1) -> None:
+    stream = client.create(name, content_type=JSON)
+    for begin in range(first, first + count, per_append):
+        stream.append_many(range(begin, min(first + count, begin + per_append)))
+
+
+def values(rows: list[tuple[str, int, Any]]) -> list[int]:
+    return [value for _, _, value in rows]
+
+
+def test_nothing_new_is_the_same_text(server: Server, client: Client) -> None:
+    fill(client, "a", 3)
+    with HandQuery(server.url, subscribe="a", startingOffsets="earliest") as query:
+        assert values(query.batch()) == [0, 1, 2]
+        text = json.dumps(query.start)
+        for _ in range(5):
+            assert json.dumps(query.latest()) == text
+        assert query.batch() == []
+
+
+def test_news_arrive_without_a_question_per_poll(server: Server, client: Client) -> None:
+    fill(client, "a", 1)
+    with HandQuery(server.url, subscribePattern="a|later", startingOffsets="earliest") as query:
+        assert values(query.batch()) == [0]
+        before = requests(server)
+        for _ in range(200):
+            query.latest()
+        assert requests(server) - before <= 3
+        fill(client, "later", 2)
+        until = time.monotonic() + 10
+        seen: list[int] = []
+        while len(seen) < 2:
+            seen += values(query.batch())
+            assert time.monotonic() < until
+        assert seen == [0, 1]
+
+
+def requests(server: Server) -> int:
+    """How many requests for tails the server has answered."""
+    with server.connect() as connection:
+        text = connection.request("GET", "/-/metrics").body.decode()
+    return sum(
+        int(float(line.rsplit(" ", 1)[1]))
+        for line in text.splitlines()
+        if line.startswith("millstream_pipeline") and "request" in line
+    )
+
+
+def test_a_limit_on_records_cuts_inside_appends(server: Server, client: Client) -> None:
+    fill(client, "a", 100, per_append=30)
+    options = {"subscribe": "a", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 17}
+    with HandQuery(server.url, **options) as query:
+        sizes = []
+        everything: list[int] = []
+        while rows := query.batch():
+            sizes.append(len(rows))
+            everything += values(rows)
+        assert sizes == [17] * 5 + [15]
+        assert everything == list(range(100))
+
+
+def test_spark_may_ask_for_everything(server: Server, client: Client) -> None:
+    fill(client, "a", 100)
+    options = {"subscribe": "a", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 17}
+    with HandQuery(server.url, **options) as query:
+        assert len(query.batch(ReadAllAvailable())) == 100
+
+
+def test_a_limit_on_bytes_goes_on_even_if_an_append_is_larger(
+    server: Server, client: Client
+) -> None:
+    fill(client, "a", 50, per_append=25)
+    options = {"subscribe": "a", "startingOffsets": "earliest", "maxBytesPerTrigger": 10}
+    with HandQuery(server.url, **options) as query:
+        assert [len(query.batch()) for _ in range(3)] == [25, 25, 0]
+
+
+def test_the_same_batch_again_has_the_same_records(server: Server, client: Client) -> None:
+    fill(client, "a", 1000, per_append=7)
+    fill(client, "b", 10)
+    with HandQuery(server.url, subscribe="a,b", startingOffsets="earliest") as query:
+        start = query.start
+        first = query.batch()
+        end = query.start
+    fill(client, "a", 500, first=1000)
+    with HandQuery(server.url, start=start, subscribe="a,b", minPartitions=7) as again:
+        repeated = again.between(start, end)
+        assert again.tasks > 1
+    assert repeated == first
+
+
+def test_available_now_ends_where_it_began(server: Server, client: Client) -> None:
+    fill(client, "a", 10)
+    with HandQuery(server.url, subscribe="a", startingOffsets="earliest") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        fill(client, "a", 10, first=10)
+        assert values(query.batch()) == list(range(10))
+        assert query.batch() == []
+
+
+def test_latest_after_the_snapshot_of_available_now(server: Server, client: Client) -> None:
+    """Spark may ask for the initial offset after the snapshot; nothing is read backwards."""
+    fill(client, "a", 10)
+    reader: Any = source(server.url, subscribe="a").streamReader(SCHEMA)
+    reader.prepareForTriggerAvailableNow()
+    fill(client, "a", 5, first=10)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    reader.stop()
+
+
+def test_many_small_ranges_are_few_tasks(server: Server, client: Client) -> None:
+    for index in range(60):
+        fill(client, f"chat/{index:03d}", 2)
+    with HandQuery(server.url, subscribePattern="chat/.*", startingOffsets="earliest") as query:
+        rows = query.batch()
+        assert len(rows) == 120
+        assert query.tasks <= 2 * len(os.sched_getaffinity(0))
+
+
+def test_an_empty_stream_makes_no_batch(server: Server, client: Client) -> None:
+    fill(client, "a", 1)
+    with HandQuery(server.url, subscribePattern=".*", startingOffsets="earliest") as query:
+        query.batch()
+        client.create("empty", content_type=JSON)
+        fill(client, "probe", 1)
+        until = time.monotonic() + 10
+        while not (rows := query.batch()):
+            assert time.monotonic() < until
+        assert {name for name, _, _ in rows} == {"probe"}
+        assert "empty" not in query.start["streams"]
+
+
+def test_a_server_that_comes_back_is_waited_for(server: Server, client: Client) -> None:
+    fill(client, "a", 5)
+    port = server.port
+    with HandQuery(server.url, subscribe="a", startingOffsets="earliest") as query:
+        assert len(query.batch()) == 5
+        server.stop()
+        assert query.batch() == [], "the last known tails stand while it is away"
+        server.flags = ("--port", str(port))
+        server.restart()
+        fill(client, "a", 5, first=5)
+        until = time.monotonic() + 20
+        while not (rows := query.batch()):
+            assert time.monotonic() < until
+        assert values(rows) == [5, 6, 7, 8, 9]
+
+
+def test_a_server_that_stays_away_ends_the_query(server: Server, client: Client) -> None:
+    fill(client, "a", 5)
+    with HandQuery(server.url, subscribe="a", readTimeout="2s") as query:
+        query.batch()
+        server.stop()
+        until = time.monotonic() + 20
+        with pytest.raises(ConnectorError, match="unreachable: cannot reach"):
+            while time.monotonic() < until:
+                query.batch()
+
+
+def test_bad_patterns_and_missing_streams(server: Server) -> None:
+    with pytest.raises(ConnectorError, match=r"stream_not_found: streams? `nope` does not exist"):
+        HandQuery(server.url, subscribe="nope")
+    with pytest.raises(ConnectorError, match="subscribePattern"):
+        HandQuery(server.url, subscribePattern="a(")
+    with pytest.raises(ConnectorError, match=r"stream_not_found"):
+        HandQuery(server.url, subscribe="nope", startingOffsets='{"b":1}')

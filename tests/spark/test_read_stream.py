@@ -1,0 +1,262 @@
+"""Streaming reads: triggers, limits, streams that come later, restarts, and what is in the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.client._sync import Client
+from support.server import Server
+from support.spark_reading import JSON, Query, filled, more, stream
+
+DEADLINE_S = 60.0
+
+
+def test_available_now_reads_all_and_goes_on_later(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    orders = filled(client, "orders", 100, per_append=10)
+    query = Query(tmp_path)
+
+    def frame() -> Any:
+        return stream(spark, server.url, subscribe="orders", startingOffsets="earliest")
+
+    query.run(frame())
+    assert query.numbers(spark) == list(range(100))
+    info = orders.info()
+    assert query.offsets() == {
+        "streams": {"orders": {"at": info.tail, "id": info.incarnation, "n": 100}},
+        "v": 1,
+    }
+    more(orders, 50, first=100)
+    query.run(frame())
+    assert query.numbers(spark) == list(range(150))
+    assert query.run(frame()) == []
+
+
+def test_limits_are_shared_by_backlog(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    filled(client, "a", 400, per_append=50)
+    filled(client, "b", 100)
+    query = Query(tmp_path)
+    frame = stream(
+        spark, server.url, subscribe="a,b", startingOffsets="earliest", maxOffsetsPerTrigger=50
+    )
+    progress = query.run(frame)
+    assert [item["numInputRows"] for item in progress] == [50] * 10
+    first = offset_of(progress[0], "endOffset")["streams"]
+    assert (first["a"]["n"], first["b"]["n"]) == (40, 10)
+    assert query.numbers(spark) == [*range(400), *range(100)]
+
+
+def test_both_limits_hold_together(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    filled(client, "a", 300)
+    size = sum(len(json.dumps({"i": index}, separators=(",", ":"))) + 1 for index in range(300))
+    query = Query(tmp_path)
+    frame = stream(
+        spark, server.url, subscribe="a", startingOffsets="earliest",
+        maxOffsetsPerTrigger=200, maxBytesPerTrigger=size // 3,
+    )  # fmt: skip
+    counts = [item["numInputRows"] for item in query.run(frame)]
+    assert sum(counts) == 300
+    assert 3 <= len(counts) <= 4, counts
+    assert max(counts) < 150, "the limit on bytes is the nearer one"
+
+
+def test_ending_offsets_bound_available_now(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    filled(client, "a", 100, per_append=10)
+    query = Query(tmp_path)
+    frame = stream(
+        spark, server.url, subscribe="a", startingOffsets={"a": 5}, endingOffsets={"a": 42},
+        maxOffsetsPerTrigger=10,
+    )  # fmt: skip
+    progress = query.run(frame)
+    assert [item["numInputRows"] for item in progress] == [10, 10, 10, 7]
+    assert query.numbers(spark) == list(range(5, 42))
+
+
+def test_streams_that_come_later_are_read_from_their_start(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    old = filled(client, "chat/1", 10)
+    query = Query(tmp_path)
+
+    def frame() -> Any:
+        return stream(spark, server.url, subscribePattern="chat/.*", startingOffsets="latest")
+
+    query.run(frame())
+    assert not query.output.exists() or query.numbers(spark) == []
+    more(old, 5, first=10)
+    filled(client, "chat/2", 7)
+    filled(client, "other", 3)
+    client.create("chat/empty", content_type=JSON)
+    query.run(frame())
+    assert query.numbers(spark) == [*range(10, 15), *range(7)]
+    assert sorted(query.offsets()["streams"]) == ["chat/1", "chat/2"]
+
+
+def test_a_running_query_sees_news_at_once(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    live = filled(client, "live/1", 3)
+    frame = stream(spark, server.url, subscribePattern="live/.*", startingOffsets="earliest")
+    query = (
+        frame.writeStream.format("memory").queryName("live")
+        .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    )  # fmt: skip
+    try:
+        query.processAllAvailable()
+        assert count(spark, "live") == 3
+        more(live, 4, first=3)
+        filled(client, "live/2", 5)
+        wait_until(lambda: count(spark, "live") == 12)
+        progress = query.lastProgress
+        source = json.loads(progress.json)["sources"][0]
+        assert "latestOffset" in source
+    finally:
+        query.stop()
+
+
+def test_a_minimum_waits_for_its_delay_only(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    few = filled(client, "few", 3)
+    frame = stream(
+        spark, server.url, subscribe="few", startingOffsets="earliest",
+        minOffsetsPerTrigger=10, maxTriggerDelay="4s",
+    )  # fmt: skip
+    query = (
+        frame.writeStream.format("memory").queryName("few")
+        .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    )  # fmt: skip
+    try:
+        began = time.monotonic()
+        wait_until(lambda: count(spark, "few") == 3)
+        assert time.monotonic() - began >= 3
+        more(few, 12, first=3)
+        wait_until(lambda: count(spark, "few") == 15)
+    finally:
+        query.stop()
+
+
+def test_options_may_change_between_runs(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    """The checkpoint wins over starting offsets; limits, tasks and the choice of streams may change."""
+    filled(client, "a", 30)
+    query = Query(tmp_path)
+    query.run(stream(spark, server.url, subscribe="a", startingOffsets="earliest"))
+    filled(client, "b", 20)
+    frame = stream(
+        spark, server.url, subscribePattern="[ab]", startingOffsets="latest",
+        maxOffsetsPerTrigger=15, minPartitions=3,
+    )  # fmt: skip
+    assert [item["numInputRows"] for item in query.run(frame)] == [15, 5]
+    assert query.numbers(spark) == [*range(30), *range(20)]
+
+
+def test_a_batch_that_was_planned_is_read_again_as_it_was(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    """A crash between plan and commit: the same range again, whatever came since and whatever changed."""
+    a = filled(client, "a", 40, per_append=7)
+    first = Query(tmp_path / "first")
+    first.run(stream(spark, server.url, subscribe="a", startingOffsets="earliest", maxOffsetsPerTrigger=25))  # fmt: skip
+    newest = max(int(f.name) for f in (first.checkpoint / "commits").iterdir() if f.name.isdigit())
+    (first.checkpoint / "commits" / str(newest)).unlink()
+    for sidecar in (first.checkpoint / "commits").glob(f".{newest}.crc"):
+        sidecar.unlink()
+    more(a, 10, first=40)
+    progress = first.run(stream(spark, server.url, subscribe="a", minPartitions=3))
+    repeated, after = progress[0], progress[1]
+    assert (repeated["batchId"], repeated["numInputRows"]) == (newest, 15)
+    assert after["numInputRows"] == 10
+
+
+@pytest.mark.parametrize("streams", [10_000])
+def test_ten_thousand_streams(
+    spark: Any, server: Server, client: Client, tmp_path: Path, streams: int
+) -> None:
+    """Few tasks, a checkpoint entry below 1 MB, and a planner that rests when nothing happens."""
+    create_many(server, [f"chat/{index:05d}" for index in range(streams)])
+    query = Query(tmp_path)
+
+    def frame() -> Any:
+        return stream(spark, server.url, subscribePattern="chat/.*", startingOffsets="earliest")
+
+    query.run(frame())
+    append_many(server, [f"chat/{index:05d}" for index in range(0, streams, streams // 500)])
+    tasks_before = tasks(spark)
+    progress = query.run(frame())
+    assert sum(item["numInputRows"] for item in progress) == 500
+    assert tasks(spark) - tasks_before <= 2 * 2 * len(progress) + 2
+    newest = query.offsets()
+    assert len(newest["streams"]) == streams
+    assert len(json.dumps(newest)) < 1_000_000
+
+
+def create_many(server: Server, names: list[str]) -> None:
+    """Streams with one record each, pipelined."""
+    body = b'[{"i":0}]'
+    _pipeline(server, [
+        b"PUT /v1/stream/%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (name.encode(), len(body), body)
+        for name in names
+    ], 201)  # fmt: skip
+
+
+def append_many(server: Server, names: list[str]) -> None:
+    body = b'[{"i":1}]'
+    _pipeline(server, [
+        b"POST /v1/stream/%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (name.encode(), len(body), body)
+        for name in names
+    ], 204)  # fmt: skip
+
+
+def _pipeline(server: Server, requests: list[bytes], status: int) -> None:
+    import socket
+
+    with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as connection:
+        for begin in range(0, len(requests), 100):
+            part = requests[begin : begin + 100]
+            connection.sendall(b"".join(part))
+            received = b""
+            while received.count(b"HTTP/1.1 ") < len(part):
+                data = connection.recv(1 << 16)
+                assert data, "the server hung up"
+                received += data
+            assert received.count(b"HTTP/1.1 %d" % status) == len(part), received[:500]
+
+
+def tasks(spark: Any) -> int:
+    """How many tasks the session has run so far."""
+    tracker = spark.sparkContext._jsc.sc().statusStore()
+    stages = tracker.stageList(None, False, False, [], None)
+    return sum(stages.apply(index).numCompleteTasks() for index in range(stages.size()))
+
+
+def count(spark: Any, table: str) -> int:
+    return int(spark.sql(f"SELECT count(*) AS n FROM {table}").collect()[0].n)
+
+
+def wait_until(condition: Any) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, "not in time"
+        time.sleep(0.05)
+
+
+def offset_of(progress: dict[str, Any], name: str) -> dict[str, Any]:
+    found = progress["sources"][0][name]
+    decoded: dict[str, Any] = json.loads(found) if isinstance(found, str) else found
+    return decoded

@@ -1,0 +1,126 @@
+"""JSON values without Spark: the block path and the careful path agree, and bad records stay alone.
+
+That both agree with Spark's `from_json` is tested in tests/spark/test_json.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.errors import RecordMalformed
+from millstream.spark.decode import Decoder, JsonForm
+from millstream.spark.json_convert import java_double
+from support.json_rows import comparable
+
+KIND = pa.struct(
+    [
+        pa.field("i", pa.int32()),
+        pa.field("l", pa.int64()),
+        pa.field("d", pa.float64()),
+        pa.field("o", pa.bool_()),
+        pa.field("t", pa.string()),
+        pa.field("z", pa.timestamp("us", tz="UTC")),
+        pa.field("a", pa.date32()),
+        pa.field("r", pa.list_(pa.field("element", pa.int64()))),
+        pa.field("s", pa.struct([pa.field("x", pa.int16()), pa.field("y", pa.string())])),
+        pa.field("_corrupt_record", pa.string()),
+    ]
+)
+
+
+def decoder(mode: str = "PERMISSIVE", kind: pa.StructType = KIND) -> Decoder:
+    return Decoder(JsonForm("", mode, "_corrupt_record", "UTC"), kind)
+
+
+def careful(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
+    slow = decoder(kind=kind)
+    slow._block_schema = None
+    return comparable(slow.decode(pa.array(values, pa.binary()))[0])
+
+
+def decoded(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
+    return comparable(decoder(kind=kind).decode(pa.array(values, pa.binary()))[0])
+
+
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-40000, 40000),
+    st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8),
+    st.sampled_from(["2026-11-16T02:03:04Z", "2026-11-16", "2026-02-30", "", "1", "NaN"]),
+)  # fmt: skip
+anything = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xyab"), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+records = st.dictionaries(st.sampled_from([field.name for field in KIND] + ["other"]), anything)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(records, min_size=1, max_size=12))
+def test_both_paths_give_the_same(rows: list[dict[str, Any]]) -> None:
+    values = [json.dumps(row, ensure_ascii=len(row) % 2 == 0).encode() for row in rows]
+    assert decoded(values) == careful(values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=50))
+def test_no_bytes_make_it_fail(values: list[bytes]) -> None:
+    assert decoded(values) == careful(values)
+
+
+def test_the_block_path_is_used_for_good_records() -> None:
+    good = b'{"i":1,"l":2,"d":3.5,"o":true,"t":"x","z":"2026-11-16T02:03:04.5Z","a":"2026-11-16","r":[1],"s":{"x":1}}'
+    found = decoder()._block(pa.array([good] * 100, pa.binary()))
+    assert found is not None
+    assert comparable(found) == careful([good] * 100)
+
+
+@pytest.mark.parametrize("bad", [b'{"i":"no","t":"kept"}', b"nonsense", b'{"i":1', b"[]", b"\xff"])
+def test_one_bad_record_among_many_stays_alone(bad: bytes) -> None:
+    good = [b'{"i":%d,"t":"%d"}' % (index, index) for index in range(3000)]
+    values = [*good[:1234], bad, *good[1234:]]
+    rows = decoder().decode(pa.array(values, pa.binary()))[0].to_pylist()
+    corrupt = [index for index, row in enumerate(rows) if row["_corrupt_record"] is not None]
+    assert corrupt == [1234]
+    assert [row["i"] for row in rows[:1234] + rows[1235:]] == list(range(3000))
+
+
+def test_modes() -> None:
+    values = pa.array([b'{"i":1}', b'{"i":"x"}', b'{"i":3}'], pa.binary())
+    array, keep = decoder("DROPMALFORMED").decode(values)
+    assert keep is not None
+    assert [row["i"] for row in array.filter(keep).to_pylist()] == [1, 3]
+    with pytest.raises(RecordMalformed, match=r'\{"i":"x"\}'):
+        decoder("FAILFAST").decode(values)
+    array, keep = decoder().decode(values)
+    assert keep is None
+    assert [row["_corrupt_record"] for row in array.to_pylist()] == [None, '{"i":"x"}', None]
+
+
+def test_a_record_with_a_line_break_is_one_record() -> None:
+    rows = decoder().decode(pa.array([b'{"i":1,\n"t":"a"}', b'{"i":2}'], pa.binary()))[0]
+    assert [(row["i"], row["t"]) for row in rows.to_pylist()] == [(1, "a"), (2, None)]
+
+
+def test_no_rows() -> None:
+    array, keep = decoder().decode(pa.array([], pa.binary()))
+    assert (len(array), keep) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.0, "1.0"), (1.1, "1.1"), (100.0, "100.0"), (1e7, "1.0E7"), (12345678.5, "1.23456785E7"),
+        (0.001, "0.001"), (0.00012, "1.2E-4"), (-0.0, "-0.0"), (1e-5, "1.0E-5"), (1234567.0, "1234567.0"),
+    ],
+)  # fmt: skip
+def test_doubles_as_java_writes_them(value: float, text: str) -> None:
+    assert java_double(value) == text
