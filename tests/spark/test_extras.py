@@ -11,8 +11,7 @@ import subprocess
 from pathlib import Path
 
 from millstream.client._sync import Client
-from support.bare_python import bare_python
-from support.commands import path_without
+from support.bare_python import bare_python, path_without
 from support.server import Server
 from support.spark import environment
 

@@ -147,6 +147,11 @@ fn an_append_that_overtakes_a_change_of_class_is_caught() {
 }
 
 #[test]
+fn a_stage_that_is_acknowledged_before_it_is_synced_is_caught() {
+    assert_caught("stage unsynced", sabotaged(Sabotage::StageUnsynced), 100);
+}
+
+#[test]
 fn a_disk_stream_that_is_not_synced_in_time_is_caught() {
     let bugs = Bugs {
         slow_disk_clock: true,

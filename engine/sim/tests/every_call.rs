@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{append, checkpoint, close, create, life, plan, tail_of};
+use common::{append, checkpoint, close, commit, create, life, plan, stage, tail_of};
 use millstream_core::model::Class;
 use millstream_sim::disk::{Call, Failure, Fault};
 use millstream_sim::plan::{End, Op, Plan};
@@ -29,8 +29,13 @@ fn workload() -> Vec<Op> {
         Op::Write,
         Op::Spill,
         Op::Commit,
+        stage(0, [0, 3], 60),
+        stage(1, [0, 1], 120_000),
+        commit(0),
         append(0, 33_000, Some(0)),
         append(0, 10, Some(-1)),
+        commit(1),
+        append(1, 25, None),
         Op::SlowSync {
             meanwhile: vec![append(3, 40, Some(0)), Op::Write, append(4, 30, None)],
         },
@@ -39,6 +44,10 @@ fn workload() -> Vec<Op> {
             append(1, 60, None),
             Op::Commit,
         ]),
+        Op::Sweep,
+        stage(2, [3, 4], 90_000),
+        commit(1),
+        commit(2),
     ];
     ops.extend([
         create(2, Class::Fsync, 20, tail_of(0)),
@@ -77,6 +86,9 @@ fn in_the_workload(fault: Fault, end: End) -> Plan {
         vec![
             append(2, 5, Some(0)),
             append(4, 5, None),
+            commit(0),
+            commit(1),
+            commit(2),
             Op::Commit,
             checkpoint(vec![]),
             append(3, 7, None),
@@ -165,6 +177,7 @@ fn the_workload_passes_unharmed() {
     let summary = summary.unwrap_or_else(|failed| {
         panic!("{}\n{}", failed.problem, failed.trace.join("\n"));
     });
+    assert_eq!((summary.commits, summary.adopted), (3, 2));
     for tally in summary.tally.classes {
         assert!(tally.records_acknowledged > 2, "{:?}", summary.tally);
     }

@@ -27,9 +27,15 @@ fn nothing_promised_is_lost_in_any_seed() {
         faults_hit,
         damages,
         damages_refused,
+        commits,
+        adopted,
         tally,
         ..
     } = outcome.summary;
+    assert!(
+        commits > count / 2 && adopted > 0 && adopted < commits,
+        "{commits} commits in {count} seeds, {adopted} of them adopted"
+    );
     assert!(
         faults_hit * 4 > count,
         "{faults_hit} faults in {count} seeds"

@@ -20,7 +20,7 @@ ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ROWS_AT_ONCE = "100"
 ROWS_BEFORE_TROUBLE = 2000
 """400 kB: more than the buffers between two Python workers hold, so that the sink has staged some of them."""
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def copy(
@@ -37,7 +37,7 @@ def copy(
     shuffle: int = 0,
     patience_s: int = 60,
     write_options: dict[str, str] | None = None,
-    deadline_s: float = 110.0,
+    deadline_s: float = 240.0,
 ) -> list[int]:
     """Copy what is there now, batch by batch. Returns the ids of the batches that ran."""
     frame = (

@@ -69,6 +69,8 @@ struct Taken {
     extents: Vec<Extent>,
     /// Bytes of an `ephemeral` stream that are to be kept after all, before those in `hot`.
     spilled: Arc<Vec<Extent>>,
+    /// What a stream that is gone had taken over from stages.
+    abandoned: Vec<Adopted>,
     /// Records before `hot`, and up to the end of what is written.
     base_records: u64,
     records: u64,
@@ -160,6 +162,11 @@ impl Checkpoint<'_> {
         for entry in taken.iter_mut() {
             let (path, id) = (entry.stream.path.as_bytes().to_vec(), entry.stream.id);
             let Some(mut value) = entry.snapshot.take() else {
+                entry
+                    .abandoned
+                    .iter()
+                    .try_for_each(|section| writer.spend(section.pack))
+                    .map_err(CheckpointError::Disk)?;
                 pack_live.extend(pack_release(&entry.extents));
                 changes.push(Change::Remove { path, id });
                 continue;
@@ -209,6 +216,7 @@ impl Checkpoint<'_> {
                 RunBytes::File(section) => match self.load_small(section, &run, base_records)? {
                     Some(bytes) => {
                         writer.add(stream, extents, run.start, base_records, &bytes, run.index)?;
+                        writer.spend(section.pack)?;
                     }
                     None => writer.adopt(
                         stream,
@@ -374,6 +382,7 @@ fn take(stream: &Arc<Stream>, now_ms: u64) -> Taken {
         hot: None,
         extents: state.extents.as_ref().clone(),
         spilled: Arc::default(),
+        abandoned: state.abandoned.clone(),
         base_records: state.file_records(),
         records: state.records,
         keeps,

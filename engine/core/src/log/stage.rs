@@ -2,8 +2,9 @@
 //!
 //! A staged pack has one section per stream, with room for the index that the stream's next checkpoint writes once it
 //! is known where the bytes stand, and behind them one section of stream 0, the record: whose stage it is, and the
-//! relative index of every section ([`crate::codec::adopt`]). Nothing of the record or of the bytes is ever changed, so that
-//! a commit, a replay and a repeated checkpoint all find the same.
+//! relative index of every section ([`crate::codec::adopt`]). Bytes and indexes are never changed, so that a commit, a
+//! replay and a repeated checkpoint all find the same; the checkpoint behind a commit only takes the mark away that makes
+//! it a stage.
 //!
 //! ```text
 //! record:  "MSSTAGE1" | head length u32 | crc u32 of the head
@@ -279,6 +280,26 @@ pub fn read(disk: &dyn Disk, number: u32) -> io::Result<Option<StageRecord>> {
         })),
         Err(error) if is_garbled(&error) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Makes a pack no stage any more: a checkpoint is about to name its sections, or to leave them behind, and its name may
+/// outlive that. What a replay needs stays. The caller syncs.
+pub fn spend(file: &dyn DiskFile, number: u32) -> io::Result<()> {
+    let mut position = FILE_HEADER_BYTES as u64;
+    let mut record_at = None;
+    let walked = pack::walk(file, number, &mut |section| {
+        if section.stream == NOBODY {
+            record_at = Some(position + SECTION_HEADER_BYTES as u64);
+        }
+        position += pack::section_bytes(section.len, section.index_count);
+    });
+    match (walked, record_at) {
+        (Ok(()), Some(at)) => write_all_at(file, &[0; MAGIC.len()], at),
+        (Ok(()), None) => Ok(()),
+        // A checkpoint that died has left half a header: no stage either, until another fills it in and comes here.
+        (Err(error), _) if is_garbled(&error) => Ok(()),
+        (Err(error), _) => Err(error),
     }
 }
 

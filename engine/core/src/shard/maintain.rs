@@ -218,8 +218,8 @@ impl Engine {
         let before_us = self.doors.clock.monotonic_us();
         let retained_before = self.metrics.wal_retained_bytes.get();
         let staged = self.shard.staged();
+        let used_up = self.used_up_stages(staged).map_err(CheckpointError::Disk)?;
         let leave_packs = std::mem::take(&mut *self.maintenance.leave_packs.lock());
-        let used_up = self.stages.copied_up_to(staged);
         Checkpoint {
             directory: &self.directory,
             cold: &self.cold,

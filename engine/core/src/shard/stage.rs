@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
+use crate::codec::adopt::UsedUp;
 use crate::error::ErrorCode;
 use crate::limits::{STAGE_ENTRY_BYTES, STAGE_STREAMS_MAX};
 use crate::log::stage::{self, StageHead, StageRecord, StageSection};
@@ -275,12 +276,22 @@ impl Engine {
         }
         for copied in self.stages.copied_up_to(self.shard.synced()) {
             if self.remove_stage_file(copied.pack) {
-                self.stages.forget_copied(copied.pack);
+                self.stages.copied_is_removed(copied);
             }
         }
         if !expired.is_empty() {
             self.count_stages();
         }
+    }
+
+    /// Stages that were copied up to a sequence and might come back: a checkpoint frees the log that says so.
+    pub fn used_up_stages(&self, sequence: u64) -> io::Result<Vec<UsedUp>> {
+        let removed = self.stages.removed();
+        if !removed.is_empty() {
+            self.cold.sync_packs()?;
+            self.stages.forget_removed(&removed);
+        }
+        Ok(self.stages.copied_up_to(sequence))
     }
 
     fn remove_stage_file(&self, pack: u32) -> bool {

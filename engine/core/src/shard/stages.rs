@@ -33,6 +33,8 @@ struct State {
     committed: VecDeque<(u64, Box<str>)>,
     /// Those whose files go when the log is synced up to a sequence.
     copied: Vec<(u64, UsedUp)>,
+    /// Those whose files are gone, but perhaps not yet for good.
+    removed: Vec<UsedUp>,
 }
 
 enum Known {
@@ -185,12 +187,22 @@ impl Stages {
         copied.map(|(_, used_up)| *used_up).collect()
     }
 
-    /// The file of a copied one is gone.
-    pub fn forget_copied(&self, pack: u32) {
-        self.state
-            .lock()
-            .copied
-            .retain(|copied| copied.1.pack != pack);
+    /// The file of a copied one was removed.
+    pub fn copied_is_removed(&self, used_up: UsedUp) {
+        let mut state = self.state.lock();
+        state.copied.retain(|copied| copied.1 != used_up);
+        state.removed.push(used_up);
+    }
+
+    /// Those whose files were removed since it was last made sure that they stay away.
+    pub fn removed(&self) -> Vec<UsedUp> {
+        self.state.lock().removed.clone()
+    }
+
+    /// The files of these are gone for good.
+    pub fn forget_removed(&self, gone: &[UsedUp]) {
+        let mut state = self.state.lock();
+        state.removed.retain(|removed| !gone.contains(removed));
     }
 
     /// How many wait, and how many bytes their files have.

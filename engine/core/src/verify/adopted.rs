@@ -68,3 +68,7 @@ fn check_section(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "adopted_tests.rs"]
+mod tests;

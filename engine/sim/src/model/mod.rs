@@ -241,27 +241,36 @@ impl World {
         })
     }
 
-    /// The answer to a commit, in its order of precedence; streams that are dead are left out.
+    /// Epochs of a producer in all streams that a commit names: those that were staged for, and those at their paths now.
+    pub fn committer_epochs(&self, stage: &StageModel, producer: u8) -> Vec<u64> {
+        let staged = stage.shares.iter().map(|share| Some(share.stream));
+        let now = stage
+            .shares
+            .iter()
+            .map(|share| self.paths.get(share.path).copied());
+        let streams = staged.chain(now).flatten();
+        let streams = streams.filter_map(|id| self.streams.get(&id));
+        let known = streams.filter_map(|stream| stream.committers.get(&producer));
+        known.copied().collect()
+    }
+
+    /// The answer to a commit, in its order of precedence; that streams may be dead is left out.
     pub fn judge_commit(&self, stage: &StageModel, producer: u8, epoch: u64) -> Outcome {
-        let targets = stage.shares.iter();
-        let streams: Vec<&StreamModel> = targets
-            .filter_map(|share| self.streams.get(&share.stream))
-            .collect();
-        let known = || {
-            streams
-                .iter()
-                .filter_map(|stream| stream.committers.get(&producer))
-        };
-        if known().any(|known| *known == epoch) {
+        let known = self.committer_epochs(stage, producer);
+        if known.contains(&epoch) {
             return Outcome::Duplicate;
         }
-        if known().any(|known| *known > epoch) {
+        if known.iter().any(|known| *known > epoch) {
             return Outcome::Refuse(ErrorCode::ProducerFenced);
         }
         if self.committed.contains_key(&stage.id) {
             return Outcome::Refuse(ErrorCode::StageGone);
         }
-        if streams.iter().any(|stream| stream.closed) {
+        let mut streams = stage
+            .shares
+            .iter()
+            .filter_map(|share| self.streams.get(&share.stream));
+        if streams.any(|stream| stream.closed) {
             return Outcome::Refuse(ErrorCode::StreamClosed);
         }
         Outcome::Accept

@@ -103,7 +103,7 @@ impl Sim {
             Ok(engine.commit_stages(&CommitRequest {
                 producer: &name,
                 epoch,
-                streams: Vec::new(),
+                streams: stage.shares.iter().map(|share| share.path).collect(),
                 stages: vec![CommitStage {
                     id: &stage.id,
                     checksum: stage.checksum,
@@ -125,12 +125,8 @@ impl Sim {
     }
 
     fn next_epoch(&self, stage: &StageModel, producer: u8, step: i64) -> u64 {
-        let streams = stage
-            .shares
-            .iter()
-            .filter_map(|share| self.world.streams.get(&share.stream));
-        let known = streams.filter_map(|stream| stream.committers.get(&producer));
-        let next = known.max().map_or(1, |known| known + 1) as i64;
+        let known = self.world.committer_epochs(stage, producer);
+        let next = known.into_iter().max().map_or(1, |known| known + 1) as i64;
         (next + step).max(0) as u64
     }
 

@@ -78,3 +78,20 @@ pub fn plan(seed: u64, lives: Vec<Life>) -> Plan {
         lives,
     }
 }
+
+/// Rows of two streams in one stage.
+pub fn stage(slot: usize, paths: [usize; 2], size: usize) -> Op {
+    let rows = [paths[0], paths[1], paths[0]].map(|path| (path, size));
+    Op::Stage {
+        slot,
+        rows: rows.to_vec(),
+    }
+}
+
+pub fn commit(slot: usize) -> Op {
+    Op::CommitStage {
+        slot,
+        producer: 0,
+        step: 0,
+    }
+}

@@ -3,8 +3,8 @@
 //! Part of the writer. The bytes are there and synced since they were staged; the room for header and index was written
 //! with them, so that a full disk does not matter here.
 //!
-//! Invariants: written is only what no catalog names yet, and doing it again gives the same; a file is synced before
-//! it is closed.
+//! Invariants: written is only what no catalog names yet, and doing it again gives the same; a file is no stage any more
+//! when it is synced, and synced before it is closed.
 
 use std::io;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use super::files::FileKey;
 use crate::io::{DiskFile, OpenMode, write_all_at};
 use crate::log::index::{INDEX_ENTRY_BYTES, encode};
 use crate::log::pack::{self, Section, section_start};
+use crate::log::stage;
 use crate::model::{Adopted, Extent, FileRef, IndexEntry, StreamId};
 
 /// Index bytes written at once.
@@ -63,6 +64,14 @@ impl<'a> AdoptedFiles<'a> {
         Ok(())
     }
 
+    /// Makes a pack no stage any more, though nothing of it is placed here. One that is not there is none already.
+    pub fn spend(&mut self, pack: u32) -> io::Result<()> {
+        match self.open(pack) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
     fn open(&mut self, pack: u32) -> io::Result<Arc<dyn DiskFile>> {
         if let Some((_, file)) = self.dirty.iter().find(|(number, _)| *number == pack) {
             return Ok(Arc::clone(file));
@@ -81,7 +90,9 @@ impl<'a> AdoptedFiles<'a> {
 
     pub fn sync_all(&mut self) -> io::Result<()> {
         for (pack, file) in self.dirty.drain(..) {
-            file.sync().map_err(|error| key_of(pack).explain(error))?;
+            stage::spend(&*file, pack)
+                .and_then(|()| file.sync())
+                .map_err(|error| key_of(pack).explain(error))?;
         }
         Ok(())
     }

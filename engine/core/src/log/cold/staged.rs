@@ -69,6 +69,11 @@ impl ColdStore {
         self.remove_pack(pack)
     }
 
+    /// Makes the removal of packs last.
+    pub fn sync_packs(&self) -> io::Result<()> {
+        self.disk.sync_dir(PACKS_DIRECTORY)
+    }
+
     /// Finds the stages that an earlier run has left: packs that the catalog (`live`) does not name, no frame of the
     /// log has adopted, and that hold a whole record. Those that are used up are removed.
     pub fn find_stages(
@@ -78,6 +83,7 @@ impl ColdStore {
     ) -> io::Result<Vec<StageRecord>> {
         let named: HashSet<u32> = live.iter().map(|(number, _)| *number).collect();
         let mut found = Vec::new();
+        let mut removed = false;
         for entry in self.disk.list(PACKS_DIRECTORY)? {
             let Some(number) = pack::parse_name(&entry.name) else {
                 continue;
@@ -86,13 +92,20 @@ impl ColdStore {
                 continue;
             }
             match stage::read(&*self.disk, number)? {
-                Some(record) if used_up.contains(&record.used_up()) => self.remove_pack(number)?,
+                Some(record) if used_up.contains(&record.used_up()) => {
+                    self.remove_pack(number)?;
+                    removed = true;
+                }
                 Some(record) => {
                     self.kept.lock().waiting.insert(number);
                     found.push(record);
                 }
                 None => {}
             }
+        }
+        if removed {
+            // Before what says so is freed or forgotten.
+            self.sync_packs()?;
         }
         Ok(found)
     }

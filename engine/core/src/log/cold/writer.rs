@@ -125,6 +125,11 @@ impl<'a> CheckpointWriter<'a> {
         })
     }
 
+    /// A staged pack of which this checkpoint has copied or given up sections: it must not be a stage again.
+    pub fn spend(&mut self, pack: u32) -> io::Result<()> {
+        self.guard(|writer| writer.adopted.spend(pack))
+    }
+
     /// Syncs every file written and the directories of new ones. Only after this may the catalog name the extents.
     pub fn finish(mut self) -> io::Result<CheckpointSummary> {
         self.guard(|writer| writer.sync_all())?;
