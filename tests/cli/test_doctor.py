@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.bare_python import SPARK_PACKAGES, bare_python
-from support.commands import path_without
+from support.bare_python import SPARK_PACKAGES, bare_python, path_without
 from support.server import Server
 
 DEADLINE_S = 60

@@ -33,6 +33,8 @@ from support.spark_faults.round import (
 )
 
 ROUNDS_FULL = 10
+ROUND_DEADLINE_S = 260.0
+pytestmark = pytest.mark.timeout(3600)  # ten rounds; each has deadlines of its own
 Rounds = Callable[..., Iterator[Round]]
 
 
@@ -62,7 +64,9 @@ def rounds(full: bool, server: Server, client: Client, proxy: FaultProxy, tmp_pa
 def test_failing_tasks(rounds: Rounds, local_cluster: Driver) -> None:
     for round_ in rounds(ROWS_PER_BATCH_FOR_TROUBLE):
         round_.mark_stages()
-        ran = local_cluster.call(jobs.copy, **round_.arguments(trouble="fail once"))
+        ran = local_cluster.call(
+            jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments(trouble="fail once")
+        )
         assert ran == list(range(BATCHES))
         attempts = round_.attempts(batch=1)
         assert {(0, 0), (1, 0)} & attempts, "no first attempt got as far as staging"
@@ -83,7 +87,7 @@ def test_an_executor_is_killed_while_it_writes(rounds: Rounds, local_cluster: Dr
         round_.proxy.at(
             "PUT", STAGE, kill, nth=nth, moment=round_.random.choice(["before", "after"])
         )
-        ran = local_cluster.call(jobs.copy, **round_.arguments())
+        ran = local_cluster.call(jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments())
         assert len(killed) == 1
         assert ran == list(range(BATCHES))
         round_.check()
@@ -118,7 +122,7 @@ def test_the_driver_is_killed(
         action, when = (kill_soon, "after") if moment == "answered" else (kill, moment)
         round_.proxy.at(method, path, action, nth=nth, moment=when)  # type: ignore[arg-type]
         driver.begin(jobs.copy, **round_.arguments())
-        driver.process.wait(120)
+        driver.process.wait(ROUND_DEADLINE_S)
         round_.proxy.check()
         before = len(round_.written())
         ran = jobs.copy(spark, **round_.arguments(partitions=3))
@@ -174,7 +178,9 @@ def test_a_batch_runs_again_with_other_partitions(rounds: Rounds, spark: Any) ->
 def test_speculation(rounds: Rounds, standalone_driver: Driver) -> None:
     for round_ in rounds(ROWS_PER_BATCH_FOR_TROUBLE):
         round_.mark_stages()
-        ran = standalone_driver.call(jobs.copy, **round_.arguments(trouble="wait for twin"))
+        ran = standalone_driver.call(
+            jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments(trouble="wait for twin")
+        )
         assert ran == list(range(BATCHES))
         for batch in range(BATCHES):
             assert {(1, 0), (1, 1)} <= round_.attempts(batch), f"no second attempt in batch {batch}"

@@ -11,8 +11,7 @@ import subprocess
 from pathlib import Path
 
 from millstream.client._sync import Client
-from support.bare_python import bare_python
-from support.commands import path_without
+from support.bare_python import bare_python, path_without
 from support.server import Server
 from support.spark import environment
 
@@ -37,7 +36,7 @@ assert query.awaitTermination(100)
 batch = spark.read.format("millstream").options(url=url, subscribe="out").load()
 batch.select("value").write.format("millstream").options(url=url, stream="out").mode("append").save()
 print(json.dumps({
-    "count": batch.count(),
+    "count": spark.read.format("millstream").options(url=url, subscribe="out").load().count(),
     "java": spark.sparkContext.getSystemProperty("java.version"),
 }))
 spark.stop()

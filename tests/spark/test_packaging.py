@@ -191,7 +191,7 @@ def test_submit_runs_a_job_from_the_zip(
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"done: {ROWS} rows" in done.stderr
+    assert f"done: {ROWS} rows" in done.stdout, "spark-submit puts what a program says there"
     import pyarrow.dataset
 
     table = pyarrow.dataset.dataset(lake, format="parquet", partitioning="hive").to_table()

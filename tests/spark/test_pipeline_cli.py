@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import deltalake
 import pyarrow.dataset as dataset
 import pytest
 
 import millstream
+from millstream.cli.context import App, exit_code
+from millstream.cli.pipeline_progress import Display
 from millstream.client._sync import Client
+from millstream.errors import StreamNotFound
+from millstream.spark.jobs import driver, find
+from millstream.spark.jobs.driver import Step
+from millstream.spark.jobs.job import Request, Target
 from support.commands import Run
 from support.server import Server
-from support.spark import SMALL
+from support.spark import SMALL, Driver
 
+PROGRESS = {
+    "numInputRows": 10,
+    "durationMs": {"triggerExecution": 2000},
+    "sources": [
+        {
+            "endOffset": {"streams": {"s": {"at": f"{0:016d}_{10:016d}", "id": "i", "n": 5}}},
+            "latestOffset": {"streams": {"s": {"at": f"{0:016d}_{20:016d}", "id": "i", "n": 10}}},
+        }
+    ],
+}
 CONF = [part for name, value in SMALL.items() for part in ("--conf", f"{name}={value}")]
 
 
@@ -49,35 +68,42 @@ def offsets(lake: Path) -> list[tuple[str, int]]:
     return sorted((row["stream"], row["offset"]) for row in table.to_pylist())
 
 
+def batches(run: Run) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, list(run.out)) if "batch" in line]
+
+
+def rows(run: Run) -> int:
+    return sum(line["rows"] for line in batches(run))
+
+
 def test_land_goes_on_until_it_is_stopped_and_then_where_it_was(
-    start: Callable[..., Run], client: Client, tmp_path: Path
+    spark: Any, start: Callable[..., Run], server: Server, client: Client, tmp_path: Path
 ) -> None:
     orders = client.create("shop/orders", content_type="application/json")
     orders.append_many([{"n": number} for number in range(300)])
     lake = tmp_path / "lake"
-    land = ("pipeline", "run", "land", "--from", "shop/*", "--to", "lake", *CONF)
+    land = ("--json", "pipeline", "run", "land", "--from", "shop/*", "--to", "lake", *CONF)
 
     first = start(*land, "--every", "1s", "--max-rows", "100")
-    first.wait_for_line("300 rows so far, at the tail")
+    first.wait_until(lambda: rows(first) == 300)
+    assert [line["lag_records"] for line in batches(first)] == [200, 100, 0]
     second = start(*land)
-    assert second.end() == 4
-    assert any(f"in use by process {first.process.pid}" in line for line in second.err)
+    assert second.end(60.0) == 4
+    error = json.loads(second.err[0])["error"]
+    assert f"in use by process {first.process.pid}" in error["message"]
     client.create("shop/returns", content_type="application/json").append_many([{"n": 1}] * 50)
-    first.wait_for_line("350 rows so far, at the tail")
+    first.wait_until(lambda: rows(first) == 350)
     first.process.send_signal(signal.SIGINT)
-    assert first.end(60.0) == 130
+    assert (first.end(60.0), first.err) == (130, [])
     assert first.left() == []
-    log = tmp_path / "lake" / "_millstream" / "checkpoint" / "driver.log"
-    assert log.stat().st_size > 0
-    assert not any("Exception" in line or "WARN" in line for line in first.err), first.err
+    assert (lake / "_millstream" / "checkpoint" / "driver.log").stat().st_size > 0
 
     orders.append_many([{"n": number} for number in range(300, 400)])
-    third = start("--json", *land, "--once")
-    assert third.end() == 0, third.err
-    lines = [json.loads(line) for line in third.out]
-    assert sum(line["rows"] for line in lines if "batch" in line) == 100
-    assert lines[-2]["lag_records"] == 0
-    assert (lines[-1]["done"], lines[-1]["rows"]) == (True, 100)
+    request = Request(server.url, ("shop/*",), Target.parse(str(lake)))
+    driver.check(find("land"), request)
+    with driver.hold(request):
+        summary = driver.watch(driver.start(find("land"), request, spark), lambda _: None)
+    assert (summary.batches, summary.rows) == (1, 100)
     wanted = [("shop/orders", n) for n in range(400)] + [("shop/returns", n) for n in range(50)]
     assert offsets(lake) == wanted
 
@@ -101,19 +127,77 @@ def test_what_cannot_work_is_refused_before_spark_starts(
         assert run.end(60.0) == code, run.err
         assert any(text in line for line in run.err), run.err
         assert run.err[0].startswith("error: ")
-    assert not any(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["data-0"]  # the server's
 
 
-def test_a_missing_stream_and_a_missing_server_are_one_clear_error(
-    start: Callable[..., Run], tmp_path: Path
+def test_a_missing_stream_is_one_clear_error(spark: Any, server: Server, tmp_path: Path) -> None:
+    request = Request(server.url, ("nope",), Target.parse(str(tmp_path / "lake")))
+    with pytest.raises(StreamNotFound, match="nope") as caught:
+        driver.watch(driver.start(find("land"), request, spark), lambda _: None)
+    assert caught.value.code == "stream_not_found"
+    assert caught.value.hint
+    assert exit_code(caught.value) == 3
+
+
+def test_copy_appends_the_records_of_streams_to_one_stream_once(
+    spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
-    run = start("pipeline", "run", "land", "--from", "nope", "--to", "lake", *CONF)
-    assert run.end() != 0
-    complaint = [line for line in run.err if line.startswith(("error:", "hint:"))]
-    assert complaint
-    assert "nope" in complaint[0]
-    assert not any("at org.apache" in line or "Traceback" in line for line in run.err)
-    assert run.left() == []
+    for name in ("a", "b"):
+        stream = client.create(f"in/{name}", content_type="application/json")
+        stream.append_many([{"from": name, "n": number} for number in range(100)])
+    request = Request(
+        server.url,
+        ("in/*",),
+        Target.parse("stream:out"),
+        {"create": "yes"},
+        rows_per_batch=120,
+        checkpoint=str(tmp_path / "checkpoint"),
+    )
+    driver.check(find("copy"), request)
+    for batches, rows in ((2, 200), (0, 0)):
+        summary = driver.watch(driver.start(find("copy"), request, spark), lambda _: None)
+        assert (summary.batches, summary.rows) == (batches, rows)
+    copied = [record.value for record in client.stream("out").read()]
+    for name in ("a", "b"):
+        assert [value["n"] for value in copied if value["from"] == name] == list(range(100))
+
+
+def land_remotely(spark: Any, *, url: str, target: str) -> list[int]:
+    """Runs in the driver of the Connect session."""
+    request = Request(url, ("remote/*",), Target.parse(target), {"table": "delta"})
+    driver.check(find("land"), request)
+    summary = driver.watch(driver.start(find("land"), request, spark), lambda _: None)
+    return [summary.batches, summary.rows]
+
+
+def test_land_runs_in_a_connect_session(
+    connect: Driver, server: Server, client: Client, tmp_path: Path
+) -> None:
+    client.create("remote/s", content_type="application/json").append_many([{"n": 1}] * 70)
+    lake = tmp_path / "lake"
+    assert connect.call(land_remotely, url=server.url, target=str(lake)) == [1, 70]
+    assert deltalake.DeltaTable(lake).to_pyarrow_table().num_rows == 70
+
+
+def test_progress_on_a_log_is_one_line_a_second_and_ends_with_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("millstream.cli.pipeline_progress.time.monotonic", lambda: now[0])
+    stderr = io.StringIO()
+    display = Display(App(), stderr)
+    for batch in range(20):
+        display.step(Step(batch, 10, 0.1, PROGRESS))
+        now[0] += 0.1
+    display.poll()
+    assert stderr.getvalue().count("\n") == 2
+    now[0] += 1.0
+    display.poll()
+    lines = stderr.getvalue().splitlines()
+    assert lines[-1] == (
+        "batch 19: 10 rows in 0.1 s (100 rows/s), 200 rows so far, "
+        "5 records behind the tail (about 1 s at this pace)"
+    )
 
 
 def test_the_lock_of_a_dead_run_is_free(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,18 @@ class Run:
         with self._news:
             self._news.notify_all()
 
-    def wait_for_line(self, text: str, deadline_s: float = DEADLINE_S) -> None:
+    def wait_for_line(self, text: str) -> None:
+        self.wait_until(lambda: any(text in line for line in self.err + self.out))
+
+    def wait_until(self, reached: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+        """Until what was printed makes `reached` true; asked again at each line."""
         until = time.monotonic() + deadline_s
         with self._news:
-            while not any(text in line for line in self.err + self.out):
+            while not reached():
                 left = until - time.monotonic()
                 alive = any(thread.is_alive() for thread in self._threads)
-                assert left > 0, f"no line with `{text}` in time: {self.err}"
-                assert alive, f"ended without a line with `{text}`: {self.err}"
+                assert left > 0, f"not in time: {self.out} {self.err}"
+                assert alive, f"ended before: {self.out} {self.err}"
                 self._news.wait(min(left, 1.0))
 
     def end(self, deadline_s: float = DEADLINE_S) -> int:

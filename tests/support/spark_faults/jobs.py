@@ -20,7 +20,7 @@ ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ROWS_AT_ONCE = "100"
 ROWS_BEFORE_TROUBLE = 2000
 """400 kB: more than the buffers between two Python workers hold, so that the sink has staged some of them."""
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def copy(
@@ -37,7 +37,7 @@ def copy(
     shuffle: int = 0,
     patience_s: int = 60,
     write_options: dict[str, str] | None = None,
-    deadline_s: float = 110.0,
+    deadline_s: float = 240.0,
 ) -> list[int]:
     """Copy what is there now, batch by batch. Returns the ids of the batches that ran."""
     frame = (
@@ -107,7 +107,7 @@ def fail_once(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def wait_for_twin(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The first attempt of partition 1 goes on only when a speculative one has staged rows, too."""
+    """Partition 1 goes on only when both of its attempts, the first and the speculative one, have staged rows."""
 
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -115,11 +115,11 @@ def wait_for_twin(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
         context = TaskContext.get()
         assert context is not None
         batch_id = context.getLocalProperty("streaming.sql.batchId")
-        waits = context.attemptNumber() == 0 and context.partitionId() == 1
+        twin = 1 if context.attemptNumber() == 0 else 0
         passed = 0
         for batch in batches:
-            if waits and passed >= ROWS_BEFORE_TROUBLE:
-                wait_until_exists(stage_mark(folder, batch_id, 1, 1))
+            if context.partitionId() == 1 and passed >= ROWS_BEFORE_TROUBLE:
+                wait_until_exists(stage_mark(folder, batch_id, 1, twin))
             yield batch
             passed += batch.num_rows
 

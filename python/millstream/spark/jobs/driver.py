@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.spark.jobs.job import Job, Request, check_options, read_streams
+from millstream.spark.jobs.job import Job, Request, check_options, read_streams, selection
 from millstream.spark.jobs.lake_layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
 
@@ -77,7 +77,10 @@ class Summary:
 def check(job: Job, request: Request) -> None:
     """Everything that can be refused before a JVM is started."""
     check_options(job, request)
-    job.check(request, query_id(checkpoint_of(request)))
+    selection(request.streams)
+    named = request.checkpoint or request.target.path
+    job.check(request, query_id(checkpoint_of(request)) if named else None)
+    checkpoint_of(request)
 
 
 def checkpoint_of(request: Request) -> str:
