@@ -88,7 +88,7 @@ impl CatalogView {
     /// Paths and values strictly behind `after` (from the first one if that is `None`), at most `limit`.
     pub fn streams(&self, after: Option<&[u8]>, limit: usize) -> Result<Vec<Row>, CatalogError> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        contained(|| {
+        let page = contained(|| {
             let table = self.transaction.open_table(STREAMS)?;
             let range = table.range::<&[u8]>((from, Bound::Unbounded))?;
             let mut page = Vec::new();
@@ -97,7 +97,9 @@ impl CatalogView {
                 page.push((path.value().to_vec(), value.value().to_vec()));
             }
             Ok(page)
-        })
+        })?;
+        check_ascending(after, page.iter().map(|(path, _)| path.as_slice()))?;
+        Ok(page)
     }
 
     /// Stream ids and their paths behind `after`, at most `limit`.
@@ -107,7 +109,7 @@ impl CatalogView {
         limit: usize,
     ) -> Result<Vec<(StreamId, Vec<u8>)>, CatalogError> {
         let from = after.map_or(Bound::Unbounded, |id| Bound::Excluded(id.0));
-        contained(|| {
+        let page = contained(|| {
             let table = self.transaction.open_table(IDS)?;
             let range = table.range::<u64>((from, Bound::Unbounded))?;
             let mut page = Vec::new();
@@ -116,7 +118,9 @@ impl CatalogView {
                 page.push((StreamId(id.value()), path.value().to_vec()));
             }
             Ok(page)
-        })
+        })?;
+        check_ascending(after, page.iter().map(|(id, _)| *id))?;
+        Ok(page)
     }
 
     pub fn packs(&self) -> Result<Vec<(u32, u64)>, CatalogError> {
@@ -159,4 +163,20 @@ impl From<std::io::Error> for CatalogError {
     fn from(error: std::io::Error) -> CatalogError {
         CatalogError::Io(error)
     }
+}
+
+/// A damaged key may stand out of order: whoever goes on behind it would go round in circles.
+fn check_ascending<K: PartialOrd>(
+    after: Option<K>,
+    keys: impl Iterator<Item = K>,
+) -> Result<(), CatalogError> {
+    let mut last = after;
+    for key in keys {
+        if last.is_some_and(|last| key <= last) {
+            let what = "the keys of a table are out of order";
+            return Err(CatalogError::Corrupt(what.to_owned()));
+        }
+        last = Some(key);
+    }
+    Ok(())
 }
