@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 MEASURED_STREAMS_MIN: Final = 200
 """Fewer streams than this cost nothing worth waiting for."""
-IDLE_FACTOR: Final = 40.0
+IDLE_FACTOR: Final = 60.0
 IDLE_SECONDS_MAX: Final = 1.0
 
 
