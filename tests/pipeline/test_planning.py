@@ -106,6 +106,24 @@ def test_a_limit_on_bytes_goes_on_even_if_an_append_is_larger(
         assert [len(query.batch()) for _ in range(3)] == [25, 25, 0]
 
 
+def test_a_minimum_waits_for_its_delay_only(server: Server, client: Client) -> None:
+    fill(client, "few", 3)
+    options = {"subscribe": "few", "startingOffsets": "earliest", "minOffsetsPerTrigger": 10}
+    with HandQuery(server.url, **options, maxTriggerDelay="1500ms") as query:
+        began = time.monotonic()
+        while not (rows := query.batch()):
+            assert time.monotonic() - began < 10
+            time.sleep(0.01)
+        assert time.monotonic() - began >= 1.4
+        assert len(rows) == 3
+        fill(client, "few", 12, first=3)
+        began = time.monotonic()
+        while not (rows := query.batch()):
+            assert time.monotonic() - began < 1.4, "enough is there: nothing to wait for"
+            time.sleep(0.01)
+        assert len(rows) == 12
+
+
 def test_the_same_batch_again_has_the_same_records(server: Server, client: Client) -> None:
     fill(client, "a", 1000, per_append=7)
     fill(client, "b", 10)
@@ -200,6 +218,9 @@ def test_a_planner_of_ten_thousand_streams_rests(server: Server) -> None:
             rows += query.batch()
             assert time.monotonic() - began < 10
         assert query.tasks <= 2 * len(os.sched_getaffinity(0))
+    create_many(server, [f"more/{index:05d}" for index in range(10_001)])
+    with pytest.raises(ConnectorError, match=r"too_many_streams: .* 20,000 .*Hint: run several"):
+        HandQuery(server.url, subscribePattern=".*")
 
 
 def test_a_restart_in_the_middle_of_a_task_is_waited_for(server: Server, client: Client) -> None:

@@ -126,28 +126,6 @@ def test_a_running_query_sees_news_at_once(
         query.stop()
 
 
-def test_a_minimum_waits_for_its_delay_only(
-    spark: Any, server: Server, client: Client, tmp_path: Path
-) -> None:
-    few = filled(client, "few", 3)
-    frame = stream(
-        spark, server.url, subscribe="few", startingOffsets="earliest",
-        minOffsetsPerTrigger=10, maxTriggerDelay="4s",
-    )  # fmt: skip
-    query = (
-        frame.writeStream.format("memory").queryName("few")
-        .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    )  # fmt: skip
-    try:
-        began = time.monotonic()
-        wait_until(lambda: count(spark, "few") == 3)
-        assert time.monotonic() - began >= 3
-        more(few, 12, first=3)
-        wait_until(lambda: count(spark, "few") == 15)
-    finally:
-        query.stop()
-
-
 def test_options_may_change_between_runs(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
