@@ -6,7 +6,8 @@ Spark's `from_json` with the same schema and mode.
     block of records ──► parser of Arrow ──► as it should be? ──► done
                               │ refuses the block: one record does not fit
                               ▼
-                         halves, and halves of halves; the last few by `json_convert`
+                         halves, and halves of halves; the last few one by one: good ones by `json_quick`,
+                         the others by `json_convert`
 
 The block parser is used only for types where what it accepts is certainly what Spark gives: it fails for
 everything else (a number in a string field, a key twice, a value out of range), and then the careful way decides.
@@ -28,6 +29,7 @@ import pyarrow.json as pj
 
 from millstream.errors import OptionInvalid, RecordMalformed
 from millstream.spark.json_convert import RecordConverter
+from millstream.spark.json_quick import QuickConverter
 from millstream.spark.json_times import known_zone
 
 CAREFUL_ROWS: Final = 32
@@ -63,6 +65,7 @@ class Decoder:
         self._corrupt_index = kind.get_field_index(form.corrupt)
         fields = [field for field in kind if field.name != form.corrupt]
         self._converter = RecordConverter(pa.struct(fields), form.time_zone)
+        self._quick = QuickConverter(pa.struct(fields), form.time_zone)
         self._fields = fields
         carriers = [_carrier(field.type) for field in fields]
         self._block_schema: pa.Schema | None = None
@@ -149,6 +152,11 @@ class Decoder:
         for data in values.to_pylist():
             if data is None:
                 rows.append(None)
+                keep.append(True)
+                continue
+            quick = self._quick.row(data)
+            if quick is not None:
+                rows.append(quick)
                 keep.append(True)
                 continue
             row = self._converter.row(data)
