@@ -10,8 +10,8 @@ Invariants:
 - I-STR-1  An offset that was returned names exact places: the records between two of them never change.
 - I-STR-2  The same start and the same tails give the same end; nothing new gives `start` itself.
 - I-STR-3  A stream that was found by pattern after the query began is read from its first record.
-- I-STR-4  A start that time moves (`latest`, a timestamp) is in the checkpoint before anything is read from
-           it: Spark logs only the ends of batches, and asks for the start of the first one anew.
+- I-STR-4  A stream that begins at `latest` gives nothing to the first batch, which carries its start into the
+           checkpoint: Spark logs only the ends of batches, and asks for the start of the first one anew.
 - I-STR-5  At rest the planner waits for news instead of comparing offsets 90 times a second.
 """
 
@@ -81,7 +81,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen = 0
         self._last: tuple[int, Offset, Offset] | None = None
         self._idle_seconds = 0.0
-        self._unlogged: Offset | None = None
+        self._unlogged: frozenset[str] = frozenset()
+        self._initial: Offset | None = None
         self._waiting_since: float | None = None
 
     # ------------------------------------------------------------------ asked by Spark
@@ -98,8 +99,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name: offsets.entry(place.offset, streams[name].incarnation, place.number)
             for name, place in places.items()
         })  # fmt: skip
-        if plan.starts.moves:
-            self._unlogged = found
+        self._unlogged = frozenset(n for n in places if plan.starts.of(n).kind == "latest")
+        self._initial = found
         return dict(found)
 
     @clear
@@ -121,13 +122,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @clear
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         begin = offsets.checked(start)
-        unlogged, self._unlogged = self._unlogged, None
-        if unlogged == begin:
-            # The first batch is empty and carries the start into the checkpoint.
-            return start
+        if self._unlogged and begin != self._initial:
+            self._unlogged = frozenset()  # a repeated batch 0: the start was logged before
         state = self._state()
         end = self._end(begin, state, limit)
-        if end is begin and self._frozen is None and self._idle_seconds:
+        if self._unlogged:
+            # This end is logged; from the next batch on, their start is in the checkpoint.
+            self._unlogged, self._last = frozenset(), None
+        elif end is begin and self._frozen is None and self._idle_seconds:
             assert self._follower is not None
             state = self._follower.news(state.version, self._idle_seconds)
             end = self._end(begin, state, limit)
@@ -176,7 +178,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins, tails = self._known_history().checked(start, state)
         ends = self._bounded(begins, tails)
         limits = self._limits_for(limit)
-        moved = {name: end for name, end in ends.items() if end != begins.get(name)}
+        moved = {
+            name: end
+            for name, end in ends.items()
+            if end != begins.get(name) and name not in self._unlogged
+        }
         if not moved:
             self._waiting_since = None
         if limits is not None and moved:
