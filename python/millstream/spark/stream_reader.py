@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 MEASURED_STREAMS_MIN: Final = 200
 """Fewer streams than this cost nothing worth waiting for."""
-IDLE_FACTOR: Final = 40.0
+IDLE_FACTOR: Final = 60.0
 IDLE_SECONDS_MAX: Final = 1.0
 
 
@@ -108,6 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(limits.max_records)
         if limits.max_bytes is not None:
             return ReadMaxBytes(limits.max_bytes)
+        if limits.min_records is not None:
+            return ReadMinRows(limits.min_records)
         return ReadAllAvailable()
 
     @clear
@@ -163,7 +166,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Nothing moved since the last question. If that one had an end, Spark repeats it.
             return start if last[2] is last[1] else last[2]
         end = self._compute(start, state, limit)
-        self._last = (state.version, start, end)
+        # While records wait for `minOffsetsPerTrigger`, the clock alone can change the answer.
+        held = end is start and self._waiting_since is not None
+        self._last = None if held else (state.version, start, end)
         self._measure(end)
         return end
 
@@ -172,8 +177,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._bounded(begins, tails)
         limits = self._limits_for(limit)
         moved = {name: end for name, end in ends.items() if end != begins.get(name)}
+        if not moved:
+            self._waiting_since = None
         if limits is not None and moved:
-            if self._too_few(begins, moved, tails):
+            if self._too_few(begins, moved):
                 return start
             moved = admit(self._reads(), begins, moved, tails, limits)
         if not moved:
@@ -220,12 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return replace(limits, max_bytes=limit.max_bytes)
         return limits
 
-    def _too_few(
-        self,
-        begins: Mapping[str, Entry],
-        moved: Mapping[str, Entry],
-        tails: Mapping[str, StreamTail],
-    ) -> bool:
+    def _too_few(self, begins: Mapping[str, Entry], moved: Mapping[str, Entry]) -> bool:
         """Whether `minOffsetsPerTrigger` says to wait. AvailableNow never waits."""
         wanted = self._plan.limits.min_records
         if wanted is None or self._frozen is not None:
@@ -235,7 +237,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waiting_since is None:
             self._waiting_since = now
         waited_ms = (now - self._waiting_since) * 1000
-        del tails
         return waiting < wanted and waited_ms < self._plan.limits.max_delay_ms
 
     def _measure(self, end: Offset) -> None:
