@@ -108,7 +108,9 @@ def test_register_ships_the_code_by_value(
     tmp_path: Path,
 ) -> None:
     driver = new_driver(master=standalone.master, conf=LOOPBACK, env=python_everywhere(bare))
-    seen = driver.call(ship_and_use, url=server.url, stream=orders, folder=str(tmp_path))
+    seen = driver.call(
+        ship_and_use, deadline_s=240, url=server.url, stream=orders, folder=str(tmp_path)
+    )
     assert "[DATA_SOURCE_NOT_FOUND]" in seen["before"]
     assert {finding["state"] for finding in seen["doctor"]} == {"warn"}
     assert all("but no millstream" in finding["message"] for finding in seen["doctor"])
