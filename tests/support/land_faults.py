@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from millstream.spark.jobs import driver, find
-from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.job import Request, Target, read_streams
 from millstream.spark.jobs.lake_files import WrittenFile
 from millstream.spark.jobs.lake_publish import Manifest, Publisher
 from millstream.spark.jobs.lake_sink import LakeSink
 from support.spark import session_processes
 
 POINTS = ("written", "decided", "renamed", "placed", "entered", "cleaned")
+ROWS_PER_BATCH = 500
 POINT = "MILLSTREAM_TEST_DIE_AT"
 """Environment of the driver: `point,batch`."""
 
@@ -79,11 +80,20 @@ def file_source(spark: Any, folder: str, tasks: int) -> Any:
 
 
 def request(
-    root: str, table: str, partition_by: str = "date", checkpoint: str | None = None
+    root: str,
+    table: str,
+    partition_by: str = "date",
+    checkpoint: str | None = None,
+    url: str = "http://127.0.0.1:1",
 ) -> Request:
-    options = {"table": table, "partition-by": partition_by}
-    target = Target.parse(root)
-    return Request("http://127.0.0.1:1", ("s",), target, options, checkpoint=checkpoint)
+    return Request(
+        url=url,
+        streams=("chat/*",),
+        target=Target.parse(root),
+        options={"table": table, "partition-by": partition_by},
+        rows_per_batch=ROWS_PER_BATCH,
+        checkpoint=checkpoint,
+    )
 
 
 def land(
@@ -96,11 +106,18 @@ def land(
     tasks: int,
     partition_by: str = "date",
 ) -> dict[str, int]:
-    """Run `land` to the end of what is there; with `POINT` in the environment it dies on the way."""
+    """Run `land` to the end of what is there; with `POINT` in the environment it dies on the way.
+
+    `source` is a folder of files, or the URL of a server with streams below `chat/`.
+    """
     job: Any = find("land")
-    asked = request(root, table, partition_by, checkpoint)
+    if source.startswith("http"):
+        asked = request(root, table, partition_by, checkpoint, source)
+        records = read_streams(spark, asked).repartition(tasks)
+    else:
+        asked = request(root, table, partition_by, checkpoint)
+        records = file_source(spark, source, tasks)
     driver.check(job, asked)
-    records = file_source(spark, source, tasks)
     if POINT in os.environ:
         job = _Dying()
     query = driver.start(job, asked, spark, source=records)
