@@ -137,6 +137,23 @@ def test_latest_after_the_snapshot_of_available_now(server: Server, client: Clie
     reader.stop()
 
 
+def test_a_start_that_moves_is_logged_before_it_is_read_from(
+    server: Server, client: Client
+) -> None:
+    """Spark asks for the start of batch 0 again when that batch is repeated after a crash."""
+    fill(client, "a", 10)
+    with HandQuery(server.url, subscribe="a", startingOffsets="latest") as query:
+        fill(client, "a", 5, first=10)
+        logged = query.latest()
+        assert logged == query.start, "batch 0 is empty"
+        assert logged["streams"]["a"]["n"] == 10
+    with HandQuery(server.url, subscribe="a", startingOffsets="latest") as again:
+        assert again.start["streams"]["a"]["n"] == 15, "the start has moved on"
+        assert again.between(again.start, logged) == []
+        again.start = logged
+        assert values(again.batch()) == [10, 11, 12, 13, 14]
+
+
 def test_many_small_ranges_are_few_tasks(server: Server, client: Client) -> None:
     for index in range(60):
         fill(client, f"chat/{index:03d}", 2)

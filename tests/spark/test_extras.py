@@ -36,7 +36,7 @@ assert query.awaitTermination(100)
 batch = spark.read.format("millstream").options(url=url, subscribe="out").load()
 batch.select("value").write.format("millstream").options(url=url, stream="out").mode("append").save()
 print(json.dumps({
-    "count": batch.count(),
+    "count": spark.read.format("millstream").options(url=url, subscribe="out").load().count(),
     "java": spark.sparkContext.getSystemProperty("java.version"),
 }))
 spark.stop()

@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from millstream.client._sync import Client
 from support.server import Server
+from support.spark import available_now
 from support.spark_reading import JSON, Query, filled, more, stream
 
 DEADLINE_S = 60.0
@@ -167,40 +166,74 @@ def test_options_may_change_between_runs(
 def test_a_batch_that_was_planned_is_read_again_as_it_was(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
-    """A crash between plan and commit: the same range again, whatever came since and whatever changed."""
+    """A crash between plan and commit: the same records again, whatever came since and changed."""
     a = filled(client, "a", 40, per_append=7)
-    first = Query(tmp_path / "first")
-    first.run(stream(spark, server.url, subscribe="a", startingOffsets="earliest", maxOffsetsPerTrigger=25))  # fmt: skip
-    newest = max(int(f.name) for f in (first.checkpoint / "commits").iterdir() if f.name.isdigit())
-    (first.checkpoint / "commits" / str(newest)).unlink()
-    for sidecar in (first.checkpoint / "commits").glob(f".{newest}.crc"):
-        sidecar.unlink()
+    checkpoint = tmp_path / "checkpoint"
+    seen: list[tuple[int, list[int]]] = []
+
+    def look(part: Any, batch_id: int) -> None:
+        seen.append((batch_id, sorted(row.offset for row in part.select("offset").collect())))
+
+    def run(**options: Any) -> None:
+        frame = stream(spark, server.url, subscribe="a", startingOffsets="earliest", **options)
+        writer = frame.writeStream.foreachBatch(look)
+        available_now(writer.option("checkpointLocation", str(checkpoint)))
+
+    run(maxOffsetsPerTrigger=25)
+    assert seen == [(0, list(range(25))), (1, list(range(25, 40)))]
+    for file in (checkpoint / "commits" / "1", checkpoint / "commits" / ".1.crc"):
+        file.unlink()
     more(a, 10, first=40)
-    progress = first.run(stream(spark, server.url, subscribe="a", minPartitions=3))
-    repeated, after = progress[0], progress[1]
-    assert (repeated["batchId"], repeated["numInputRows"]) == (newest, 15)
-    assert after["numInputRows"] == 10
+    run(minPartitions=3)
+    assert seen[2:] == [(1, list(range(25, 40))), (2, list(range(40, 50)))]
 
 
-@pytest.mark.parametrize("streams", [10_000])
-def test_ten_thousand_streams(
-    spark: Any, server: Server, client: Client, tmp_path: Path, streams: int
+def test_a_first_batch_that_is_repeated_loses_nothing(
+    spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
-    """Few tasks, a checkpoint entry below 1 MB, and a planner that rests when nothing happens."""
-    create_many(server, [f"chat/{index:05d}" for index in range(streams)])
-    query = Query(tmp_path)
+    """`latest` moves on while the query is down; what came behind its first start must be read."""
+    a = filled(client, "a", 10)
+    checkpoint = tmp_path / "checkpoint"
+    seen: list[int] = []
 
-    def frame() -> Any:
-        return stream(spark, server.url, subscribePattern="chat/.*", startingOffsets="earliest")
+    def look(part: Any, _: int) -> None:
+        seen.extend(sorted(row.offset for row in part.select("offset").collect()))
 
-    query.run(frame())
-    append_many(server, [f"chat/{index:05d}" for index in range(0, streams, streams // 500)])
-    tasks_before = tasks(spark)
-    progress = query.run(frame())
-    assert sum(item["numInputRows"] for item in progress) == 500
-    assert tasks(spark) - tasks_before <= 2 * 2 * len(progress) + 2
-    newest = query.offsets()
-    assert len(newest["streams"]) == streams
+    def run() -> None:
+        writer = stream(spark, server.url, subscribe="a").writeStream.foreachBatch(look)
+        available_now(writer.option("checkpointLocation", str(checkpoint)))
+
+    run()
+    assert seen == []
+    for file in (checkpoint / "commits" / "0", checkpoint / "commits" / ".0.crc"):
+        file.unlink()
+    more(a, 5, first=10)
+    run()
+    assert seen == [10, 11, 12, 13, 14]
+
+
+def test_ten_thousand_streams(spark: Any, server: Server, tmp_path: Path) -> None:
+    """Few tasks for many active streams, and a checkpoint entry below 1 MB."""
+    names = [f"chat/{index:05d}" for index in range(10_000)]
+    create_many(server, names)
+    seen: list[tuple[int, int]] = []
+
+    def look(part: Any, _: int) -> None:
+        seen.append((part.rdd.getNumPartitions(), part.count()))
+
+    def run() -> None:
+        frame = stream(spark, server.url, subscribePattern="chat/.*", startingOffsets="earliest")
+        frame = frame.select("stream", "offset")
+        writer = frame.writeStream.foreachBatch(look)
+        available_now(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
+
+    run()
+    append_many(server, names[::20])
+    run()
+    assert [rows for _, rows in seen] == [10_000, 500]
+    assert max(tasks for tasks, _ in seen) <= 2 * 2
+    newest = Query(tmp_path).offsets()
+    assert len(newest["streams"]) == 10_000
     assert len(json.dumps(newest)) < 1_000_000
 
 
@@ -236,13 +269,6 @@ def _pipeline(server: Server, requests: list[bytes], status: int) -> None:
                 assert data, "the server hung up"
                 received += data
             assert received.count(b"HTTP/1.1 %d" % status) == len(part), received[:500]
-
-
-def tasks(spark: Any) -> int:
-    """How many tasks the session has run so far."""
-    tracker = spark.sparkContext._jsc.sc().statusStore()
-    stages = tracker.stageList(None, False, False, [], None)
-    return sum(stages.apply(index).numCompleteTasks() for index in range(stages.size()))
 
 
 def count(spark: Any, table: str) -> int:

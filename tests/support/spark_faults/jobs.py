@@ -107,7 +107,7 @@ def fail_once(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def wait_for_twin(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The first attempt of partition 1 goes on only when a speculative one has staged rows, too."""
+    """Partition 1 goes on only when both of its attempts, the first and the speculative one, have staged rows."""
 
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -115,11 +115,11 @@ def wait_for_twin(folder: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
         context = TaskContext.get()
         assert context is not None
         batch_id = context.getLocalProperty("streaming.sql.batchId")
-        waits = context.attemptNumber() == 0 and context.partitionId() == 1
+        twin = 1 if context.attemptNumber() == 0 else 0
         passed = 0
         for batch in batches:
-            if waits and passed >= ROWS_BEFORE_TROUBLE:
-                wait_until_exists(stage_mark(folder, batch_id, 1, 1))
+            if context.partitionId() == 1 and passed >= ROWS_BEFORE_TROUBLE:
+                wait_until_exists(stage_mark(folder, batch_id, 1, twin))
             yield batch
             passed += batch.num_rows
 

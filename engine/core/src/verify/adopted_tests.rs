@@ -112,7 +112,7 @@ fn overwrite(file: &Path, position: u64) {
 fn a_directory_with_adopted_and_waiting_stages_is_clean() {
     let directory = TestDirectory::new();
     prepare(directory.path());
-    let report = verify_directory(directory.path(), &mut |_| true).expect("verifies");
+    let report = verify_directory(directory.path(), &mut |_, _| true).expect("verifies");
     assert!(report.is_clean(), "{:?}", report.findings);
     assert_eq!(report.notes, 0, "{:?}", report.findings);
     with_engine(directory.path(), |engine| {
@@ -127,14 +127,14 @@ fn damaged_bytes_are_found_and_repaired_to_a_gap() {
     let directory = TestDirectory::new();
     prepare(directory.path());
     overwrite(&largest_pack(directory.path()), 200_000);
-    let report = verify_directory(directory.path(), &mut |_| true).expect("verifies");
+    let report = verify_directory(directory.path(), &mut |_, _| true).expect("verifies");
     assert_eq!(report.errors, 1, "{:?}", report.findings);
     let found = format!("{:?}", report.findings);
     assert!(
         found.contains(".pack") && found.contains("commit took over"),
         "{found}"
     );
-    let outcome = repair_directory(directory.path(), &mut |_| true).expect("repairs");
+    let outcome = repair_directory(directory.path(), &mut |_, _| true).expect("repairs");
     let after = outcome.after.expect("looked again");
     assert!(after.is_clean(), "{:?}", after.findings);
     with_engine(directory.path(), |engine| {
@@ -148,9 +148,9 @@ fn a_missing_pack_is_found_and_costs_only_its_commit() {
     let directory = TestDirectory::new();
     prepare(directory.path());
     std::fs::remove_file(largest_pack(directory.path())).expect("removed");
-    let report = verify_directory(directory.path(), &mut |_| true).expect("verifies");
+    let report = verify_directory(directory.path(), &mut |_, _| true).expect("verifies");
     assert_eq!(report.errors, 2, "{:?}", report.findings);
-    let outcome = repair_directory(directory.path(), &mut |_| true).expect("repairs");
+    let outcome = repair_directory(directory.path(), &mut |_, _| true).expect("repairs");
     let after = outcome.after.expect("looked again");
     assert!(after.is_clean(), "{:?}", after.findings);
     with_engine(directory.path(), |engine| {
@@ -182,7 +182,7 @@ fn a_backup_holds_what_its_log_took_over() {
         made.expect("backup");
     });
     restore(&kept, &to, &mut |_| true).expect("restores");
-    let report = verify_directory(&to, &mut |_| true).expect("verifies");
+    let report = verify_directory(&to, &mut |_, _| true).expect("verifies");
     assert!(report.is_clean(), "{:?}", report.findings);
     with_engine(&to, |engine| {
         assert_eq!(content(engine, "a"), whole(b"behind"));
