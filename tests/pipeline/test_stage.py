@@ -26,7 +26,7 @@ def packs(server: Server) -> list[Path]:
     return sorted((server.data_dir / "packs").glob("*.pack"))
 
 
-def test_a_stage_is_described_and_told_again(staging: Staging) -> None:
+def test_a_stage_is_described_and_told_again(staging: Staging, server: Server) -> None:
     for path, kind in (("a", "text/plain"), ("b/ü", JSON)):
         assert staging.api.put(path.replace("ü", "%C3%BC"), b"", kind).status == 201
     body = rows_body([("a", b"one"), ("b/ü", b'{"x": [1]}'), ("a", b"three")])
@@ -52,7 +52,7 @@ def test_a_stage_is_described_and_told_again(staging: Staging) -> None:
     assert staging.delete("task-0.attempt_1").status == 204
     gone = staging.delete("task-0.attempt_1")
     assert (gone.status, gone.code) == (404, "stage_gone")
-    assert packs(staging.api.server) == []  # type: ignore[arg-type]
+    assert packs(server) == []
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.utf8(), pa.large_utf8()])
@@ -115,7 +115,7 @@ def test_a_malformed_body_is_refused_with_the_reason(
     assert staging.put("bad", values_body([b"good"]), stream="s").status == 201
 
 
-def test_rows_are_judged_one_by_one(staging: Staging) -> None:
+def test_rows_are_judged_one_by_one(staging: Staging, server: Server) -> None:
     staging.api.put("text")
     staging.api.put("json", b"", JSON)
     cases = [
@@ -131,7 +131,7 @@ def test_rows_are_judged_one_by_one(staging: Staging) -> None:
         detail = answer.json()["detail"]
         assert all(piece in detail for piece in said), detail
     assert staging.api.metric("millstream_stages_waiting") == 0
-    assert packs(staging.api.server) == []  # type: ignore[arg-type]
+    assert packs(server) == []
 
 
 def test_refusals_of_the_request_itself(staging: Staging) -> None:

@@ -68,12 +68,15 @@ pub enum Op {
         stream_seq: Option<i64>,
         close: bool,
     },
-    /// Rows, in order, are put into a stage, unless one waits in this slot.
+    /// Rows, in order, are put into a stage, unless one waits in this slot. Unless it is `strict`, another stream
+    /// stands in for one that takes no rows.
     Stage {
         slot: usize,
         rows: Vec<(usize, usize)>,
+        strict: bool,
     },
-    /// The stage of a slot is committed, or if it is already, asked for again. `step`: from the producer's next epoch.
+    /// The stage of a slot, or the next one that waits, is committed, or if it is already, asked for again. `step`: from
+    /// the producer's next epoch.
     CommitStage {
         slot: usize,
         producer: u8,
@@ -365,7 +368,8 @@ impl Drawer {
             // Enough to stay where it is staged.
             rows.extend([(paths[0], 1_000_000); 5]);
         }
-        Op::Stage { slot, rows }
+        let strict = self.dice.chance(5);
+        Op::Stage { slot, rows, strict }
     }
 
     fn commit_stage(&mut self) -> Op {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{append, checkpoint, close, create, life, plan, tail_of};
+use common::{append, checkpoint, close, commit, create, life, plan, stage, tail_of};
 use millstream_core::io::sabotage::Sabotage;
 use millstream_core::model::Class;
 use millstream_sim::disk::{Call, Failure, Fault};
@@ -11,6 +11,8 @@ use millstream_sim::run::{Bugs, run};
 
 /// The dice of the seed decide which sectors and names a power cut keeps.
 const FATES: u64 = if cfg!(debug_assertions) { 8 } else { 60 };
+/// To tear a group between two of its frames takes some luck.
+const FATES_OF_GROUPS: u64 = 60;
 /// For histories that fill files of megabytes.
 const FATES_OF_LARGE: u64 = if cfg!(debug_assertions) { 4 } else { 24 };
 
@@ -189,7 +191,21 @@ fn a_group_is_taken_whole_or_not_at_all() {
         life(vec![append(0, 10, None), Op::Commit], None, End::PowerCut),
     ];
     passes_with_every_fate(&lives, FATES);
-    assert!(fates_that_catch(&lives, Sabotage::SplitGroups, FATES) > 0);
+    assert!(fates_that_catch(&lives, Sabotage::SplitGroups, FATES_OF_GROUPS) > 0);
+}
+
+#[test]
+fn a_commit_is_taken_whole_or_not_at_all() {
+    let streams = (0..3).map(|path| create(path, Class::Fsync, 40, None));
+    let mut made: Vec<Op> = streams.collect();
+    made.extend([stage(0, [0, 1], 9_000), stage(1, [1, 2], 9_000), Op::Commit]);
+    let lives = [
+        life(made, None, End::PowerCut),
+        life(vec![commit(0), commit(1), Op::Write], None, End::PowerCut),
+        life(vec![commit(0), commit(1), Op::Commit], None, End::PowerCut),
+    ];
+    passes_with_every_fate(&lives, FATES);
+    assert!(fates_that_catch(&lives, Sabotage::SplitGroups, FATES_OF_GROUPS) > 0);
 }
 
 #[test]

@@ -221,9 +221,14 @@ impl Engine {
         }
     }
 
-    /// A commit is synced in every class before anything is told about it.
+    /// A commit is synced in every class before anything is told about it. What a weak stream got behind it may never
+    /// be asked to be synced, so nobody waits for that.
     fn synced_gate(&self, state: &StreamState) -> Gate {
-        let gate = Gate::synced(state.reveal_sequence);
+        let gate = Gate::synced(if state.class.waits_for_sync() {
+            state.reveal_sequence
+        } else {
+            state.control_sequence
+        });
         if self.shard.reached(gate) {
             Gate::OPEN
         } else {

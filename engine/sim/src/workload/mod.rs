@@ -77,7 +77,7 @@ impl Sim {
                 stream_seq,
                 close,
             } => self.append(PATHS[*path], *size, *producer, *stream_seq, *close),
-            Op::Stage { slot, rows } => self.stage(*slot, rows),
+            Op::Stage { slot, rows, strict } => self.stage(*slot, rows, *strict),
             Op::CommitStage {
                 slot,
                 producer,

@@ -22,7 +22,7 @@ const DEAD: [ErrorCode; 3] = [
 ];
 
 impl Sim {
-    pub(super) fn stage(&mut self, slot: usize, rows: &[(usize, usize)]) -> Done {
+    pub(super) fn stage(&mut self, slot: usize, rows: &[(usize, usize)], strict: bool) -> Done {
         let waiting = |stage: &StageModel| !self.world.committed.contains_key(&stage.id);
         if self.staged.get(&slot).is_some_and(waiting) {
             return Ok("one waits".into());
@@ -31,7 +31,7 @@ impl Sim {
         let mut values: Vec<Row> = Vec::new();
         let mut allowed = Vec::new();
         for (path, size) in rows {
-            let path = PATHS[*path];
+            let path = self.target(*path, strict);
             let standing = self.world.standing(path, self.sleeps);
             let model = self.world.at(path).filter(|_| standing == Standing::Live);
             let (json, stream) = model.map_or((false, 0), |model| (model.json, model.id));
@@ -74,6 +74,21 @@ impl Sim {
         }
     }
 
+    /// The path, or the next one whose stream takes rows.
+    fn target(&self, path: usize, strict: bool) -> &'static str {
+        let mut nearby = (0..PATHS.len()).map(|step| PATHS[(path + step) % PATHS.len()]);
+        let takes_rows = |path: &&str| {
+            let open = self.world.at(path).is_some_and(|model| !model.closed);
+            open && self.world.standing(path, self.sleeps) == Standing::Live
+        };
+        let found = if strict {
+            None
+        } else {
+            nearby.find(takes_rows)
+        };
+        found.unwrap_or(PATHS[path])
+    }
+
     /// One record: a JSON value or bytes, and what is stored of it.
     fn row(&mut self, json: bool, size: usize) -> (Vec<u8>, Piece) {
         self.counter += 1;
@@ -90,7 +105,9 @@ impl Sim {
     }
 
     pub(super) fn commit_stage(&mut self, slot: usize, producer: u8, step: i64) -> Done {
-        let Some(stage) = self.staged.get(&slot).cloned() else {
+        let slot = self.staged.range(slot..).next().map(|(slot, _)| *slot);
+        let slot = slot.or(self.staged.keys().next().copied());
+        let Some(stage) = slot.and_then(|slot| self.staged.get(&slot)).cloned() else {
             return Ok("none".into());
         };
         let (producer, epoch) = match self.world.committed.get(&stage.id) {

@@ -85,6 +85,7 @@ pub fn stage(slot: usize, paths: [usize; 2], size: usize) -> Op {
     Op::Stage {
         slot,
         rows: rows.to_vec(),
+        strict: true,
     }
 }
 

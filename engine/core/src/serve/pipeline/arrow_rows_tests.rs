@@ -30,7 +30,10 @@ fn body(batches: &[Vec<(&str, ArrayRef)>]) -> Vec<u8> {
     out
 }
 
-fn read_all(body: &[u8], needs_stream: bool) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Malformed> {
+/// Stream and value.
+type Row = (Vec<u8>, Vec<u8>);
+
+fn read_all(body: &[u8], needs_stream: bool) -> Result<Vec<Row>, Malformed> {
     let mut reader = Reader::begin(body, needs_stream)?;
     let mut found = Vec::new();
     while let Some(rows) = reader.next_rows()? {
