@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import millstream
 from millstream.client._sync import Client
 from millstream.spark.errors import ConnectorError
-from support.reading import SCHEMA, HandQuery, source
+from millstream.spark.reader import RangesPartition
+from support.many_streams import append_many, create_many
+from support.reading import SCHEMA, HandQuery, records, source
 from support.server import Server
 
 JSON = "application/json"
@@ -103,6 +106,24 @@ def test_a_limit_on_bytes_goes_on_even_if_an_append_is_larger(
         assert [len(query.batch()) for _ in range(3)] == [25, 25, 0]
 
 
+def test_a_minimum_waits_for_its_delay_only(server: Server, client: Client) -> None:
+    fill(client, "few", 3)
+    options = {"subscribe": "few", "startingOffsets": "earliest", "minOffsetsPerTrigger": 10}
+    with HandQuery(server.url, **options, maxTriggerDelay="1500ms") as query:
+        began = time.monotonic()
+        while not (rows := query.batch()):
+            assert time.monotonic() - began < 10
+            time.sleep(0.01)
+        assert time.monotonic() - began >= 1.4
+        assert len(rows) == 3
+        fill(client, "few", 12, first=3)
+        began = time.monotonic()
+        while not (rows := query.batch()):
+            assert time.monotonic() - began < 1.4, "enough is there: nothing to wait for"
+            time.sleep(0.01)
+        assert len(rows) == 12
+
+
 def test_the_same_batch_again_has_the_same_records(server: Server, client: Client) -> None:
     fill(client, "a", 1000, per_append=7)
     fill(client, "b", 10)
@@ -145,13 +166,24 @@ def test_a_start_that_moves_is_logged_before_it_is_read_from(
     with HandQuery(server.url, subscribe="a", startingOffsets="latest") as query:
         fill(client, "a", 5, first=10)
         logged = query.latest()
-        assert logged == query.start, "batch 0 is empty"
+        assert json.dumps(logged) == json.dumps(query.start), "batch 0 has nothing of it"
         assert logged["streams"]["a"]["n"] == 10
     with HandQuery(server.url, subscribe="a", startingOffsets="latest") as again:
         assert again.start["streams"]["a"]["n"] == 15, "the start has moved on"
         assert again.between(again.start, logged) == []
         again.start = logged
         assert values(again.batch()) == [10, 11, 12, 13, 14]
+
+
+def test_only_what_begins_at_latest_waits_for_the_second_batch(
+    server: Server, client: Client
+) -> None:
+    fill(client, "a", 10)
+    fill(client, "b", 10)
+    with HandQuery(server.url, subscribe="a,b", startingOffsets={"b": 4}) as query:
+        fill(client, "a", 5, first=10)
+        assert {(name, number) for name, number, _ in query.batch()} == {("b", n) for n in range(4, 10)}  # fmt: skip
+        assert values(query.batch()) == [10, 11, 12, 13, 14]
 
 
 def test_many_small_ranges_are_few_tasks(server: Server, client: Client) -> None:
@@ -174,6 +206,49 @@ def test_an_empty_stream_makes_no_batch(server: Server, client: Client) -> None:
             assert time.monotonic() < until
         assert {name for name, _, _ in rows} == {"probe"}
         assert "empty" not in query.start["streams"]
+
+
+def test_a_planner_of_ten_thousand_streams_rests(server: Server) -> None:
+    """Polled as Spark polls it, every 11 ms and through JSON, it takes less than a tenth of a core."""
+    names = [f"chat/{index:05d}" for index in range(10_000)]
+    create_many(server, names)
+    with HandQuery(server.url, subscribePattern="chat/.*", startingOffsets="earliest") as query:
+        assert len(query.batch()) == 10_000
+        assert len(json.dumps(query.start)) < 1_000_000
+        query.latest()
+        began, spent = time.monotonic(), time.process_time()
+        while time.monotonic() - began < 5:
+            assert query.latest() == query.start
+            time.sleep(0.011)
+        share = (time.process_time() - spent) / (time.monotonic() - began)
+        assert share < 0.10, f"{share:.1%} of a core"
+        append_many(server, names[:500])
+        began = time.monotonic()
+        rows: list[Any] = []
+        while len(rows) < 500:
+            rows += query.batch()
+            assert time.monotonic() - began < 10
+        assert query.tasks <= 2 * len(os.sched_getaffinity(0))
+    create_many(server, [f"more/{index:05d}" for index in range(10_001)])
+    with pytest.raises(ConnectorError, match=r"too_many_streams: .* 20,000 .*Hint: run several"):
+        HandQuery(server.url, subscribePattern=".*")
+
+
+def test_a_restart_in_the_middle_of_a_task_is_waited_for(server: Server, client: Client) -> None:
+    fill(client, "a", 2000, per_append=100)
+    options = {"subscribe": "a", "startingOffsets": "earliest"}
+    with HandQuery(server.url, **options) as query:
+        end = query.latest()
+        (partition,) = query.reader.partitions(query.start, end)
+        assert isinstance(partition, RangesPartition)
+        task = replace(query.reader._plan.task, window_bytes=200)
+        rows = task.run(partition.ranges)
+        seen = records(next(rows))
+        server.flags = ("--port", str(server.port))
+        server.crash_and_restart()
+        for part in rows:
+            seen += records(part)
+    assert values(seen) == list(range(2000))
 
 
 def test_a_server_that_comes_back_is_waited_for(server: Server, client: Client) -> None:

@@ -15,7 +15,7 @@ import pytest
 from millstream.client._sync import Client
 from support.reverse_proxy import ReverseProxy
 from support.server import Server
-from support.spark import available_now
+from support.spark import Driver, available_now
 from support.spark_reading import batch, filled, stream
 
 TOKEN = "a-token-that-must-not-show-17"
@@ -142,3 +142,25 @@ def test_the_token_is_nowhere_to_be_seen(
     assert "Physical Plan" in shown.out
     for text in (*kept, shown.out, shown.err, error, str(progress)):
         assert TOKEN not in text
+
+
+def errors_in_connect(spark: Any, url: str) -> list[str]:
+    """Runs in a driver with a Connect session: the texts of some errors."""
+    texts = []
+    for options in (
+        {"subscribe": "a", "startingOffset": "x"},
+        {"subscribe": "nope"},
+        {"subscribe": "a", "readTimeout": "1s", "url": "http://127.0.0.1:9"},
+    ):
+        try:
+            spark.read.format("millstream").options(**{"url": url, **options}).load().collect()
+        except Exception as error:  # noqa: BLE001 - its text is what is tested
+            texts.append(str(error))
+    return texts
+
+
+def test_the_same_errors_in_a_connect_session(connect: Driver, server: Server) -> None:
+    texts = connect.call(errors_in_connect, url=server.url)
+    check(texts[0], "option_invalid", "did you mean `startingOffsets`?")
+    check(texts[1], "stream_not_found", "stream `nope` does not exist")
+    check(texts[2], "unreachable", "cannot reach http://127.0.0.1:9")

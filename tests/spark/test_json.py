@@ -40,7 +40,7 @@ def test_a_stream_of_mixed_records(spark: Any, server: Server, client: Client) -
     """Through the server, in all three modes, against `from_json` over the raw bytes."""
     stream = client.create("mixed", content_type="text/plain")
     texts = [text for _, records in CASES.values() for text in records if text]
-    texts = [text for text in texts if "'" not in text][:200]
+    texts = [text for text in texts if "'" not in text][::5]
     for text in texts:
         stream.append(text.encode())
     ddl = "k int, v string, other int, i int, st struct<x:int,y:string>"

@@ -72,8 +72,10 @@ def read_all(spark: Any, url: str, stream: str) -> list[int]:
 
 def ship_and_use(spark: Any, url: str, stream: str, folder: str) -> dict[str, Any]:
     """Spark knows no Millstream; after `register(ship=True)` it reads and writes, batches and streams."""
+    from millstream.doctor.workers import ask_workers, judge
     from millstream.spark import register
 
+    findings = [finding.document() for finding in judge("here", ask_workers(spark))]
     try:
         total(spark, url, stream)
         before = ""
@@ -85,7 +87,8 @@ def ship_and_use(spark: Any, url: str, stream: str, folder: str) -> dict[str, An
     writer = source.select("value").writeStream.format("millstream")
     writer = writer.options(url=url, stream="copies", checkpointLocation=f"{folder}/checkpoint")
     available_now(writer)
-    return {"before": before, "seen": seen, "copied": total(spark, url, "copies")}
+    copied = total(spark, url, "copies")
+    return {"doctor": findings, "before": before, "seen": seen, "copied": copied}
 
 
 def python_everywhere(python: str) -> dict[str, str]:
@@ -105,8 +108,12 @@ def test_register_ships_the_code_by_value(
     tmp_path: Path,
 ) -> None:
     driver = new_driver(master=standalone.master, conf=LOOPBACK, env=python_everywhere(bare))
-    seen = driver.call(ship_and_use, url=server.url, stream=orders, folder=str(tmp_path))
+    seen = driver.call(
+        ship_and_use, deadline_s=240, url=server.url, stream=orders, folder=str(tmp_path)
+    )
     assert "[DATA_SOURCE_NOT_FOUND]" in seen["before"]
+    assert {finding["state"] for finding in seen["doctor"]} == {"warn"}
+    assert all("but no millstream" in finding["message"] for finding in seen["doctor"])
     assert seen["seen"] == EXPECTED
     assert seen["copied"] == EXPECTED
     driver.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.client._sync import Client
+from support.many_streams import append_many, create_many
 from support.server import Server
 from support.spark import available_now
 from support.spark_reading import JSON, Query, filled, more, stream
@@ -125,28 +126,6 @@ def test_a_running_query_sees_news_at_once(
         query.stop()
 
 
-def test_a_minimum_waits_for_its_delay_only(
-    spark: Any, server: Server, client: Client, tmp_path: Path
-) -> None:
-    few = filled(client, "few", 3)
-    frame = stream(
-        spark, server.url, subscribe="few", startingOffsets="earliest",
-        minOffsetsPerTrigger=10, maxTriggerDelay="4s",
-    )  # fmt: skip
-    query = (
-        frame.writeStream.format("memory").queryName("few")
-        .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    )  # fmt: skip
-    try:
-        began = time.monotonic()
-        wait_until(lambda: count(spark, "few") == 3)
-        assert time.monotonic() - began >= 3
-        more(few, 12, first=3)
-        wait_until(lambda: count(spark, "few") == 15)
-    finally:
-        query.stop()
-
-
 def test_options_may_change_between_runs(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
@@ -235,40 +214,6 @@ def test_ten_thousand_streams(spark: Any, server: Server, tmp_path: Path) -> Non
     newest = Query(tmp_path).offsets()
     assert len(newest["streams"]) == 10_000
     assert len(json.dumps(newest)) < 1_000_000
-
-
-def create_many(server: Server, names: list[str]) -> None:
-    """Streams with one record each, pipelined."""
-    body = b'[{"i":0}]'
-    _pipeline(server, [
-        b"PUT /v1/stream/%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%s" % (name.encode(), len(body), body)
-        for name in names
-    ], 201)  # fmt: skip
-
-
-def append_many(server: Server, names: list[str]) -> None:
-    body = b'[{"i":1}]'
-    _pipeline(server, [
-        b"POST /v1/stream/%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%s" % (name.encode(), len(body), body)
-        for name in names
-    ], 204)  # fmt: skip
-
-
-def _pipeline(server: Server, requests: list[bytes], status: int) -> None:
-    import socket
-
-    with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as connection:
-        for begin in range(0, len(requests), 100):
-            part = requests[begin : begin + 100]
-            connection.sendall(b"".join(part))
-            received = b""
-            while received.count(b"HTTP/1.1 ") < len(part):
-                data = connection.recv(1 << 16)
-                assert data, "the server hung up"
-                received += data
-            assert received.count(b"HTTP/1.1 %d" % status) == len(part), received[:500]
 
 
 def count(spark: Any, table: str) -> int:

@@ -144,7 +144,8 @@ def _play(directory: Path, shown: Shown) -> dict[str, Any]:
         steps: list[Landed] = []
         _land(session, client, directory, shown, steps)
         load.stop()
-        shown.step("the load has ended; landing the rest ...")
+        load.last_wave()
+        shown.step("more records have come; landing what is new ...")
         _land(session, client, directory, shown, steps)
         counts = _compare(directory / "lake", _records(client))
         shown.step(

@@ -3,13 +3,14 @@
 Where it sits: started by `demo`, in threads, through the public Python client.
 
 Invariants:
-- I-DML-1  Deterministic content from a seed; only the interleaving of threads differs between runs.
+- I-DML-1  Content comes from a seed; only the interleaving of threads differs between runs.
 - I-DML-2  A burst first, as fast as it goes; then a steady trickle until it is stopped, bounded on a slow
-           machine too. Pauses end at once when it is stopped.
+           machine too; then, if asked for, a last wave. Pauses end at once when it is stopped.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -28,6 +29,8 @@ CHATS_IN_BURST: Final = 120
 CHATS_PER_SECOND: Final = 6
 CHATS_AFTER_BURST: Final = 120
 CHAT_THREADS: Final = 2
+ORDERS_IN_LAST_WAVE: Final = 20_000
+CHATS_IN_LAST_WAVE: Final = 20
 END_SECONDS: Final = 30.0
 TICK_SECONDS: Final = 0.1
 
@@ -59,6 +62,8 @@ class Load:
         self._stop = threading.Event()
         self._burst = threading.Barrier(CHAT_THREADS + 2)
         self._failure: BaseException | None = None
+        self._order_events = order_events(random.Random(seed))
+        self._chat_numbers = itertools.count()
         self._threads = [threading.Thread(target=self._work, args=(self._orders,), daemon=True)]
         for number in range(CHAT_THREADS):
             self._threads.append(
@@ -109,10 +114,18 @@ class Load:
             self._failure = error
             self._burst.abort()
 
+    def last_wave(self) -> None:
+        """More of the same after `stop`: as fast as it goes, and acknowledged when this returns."""
+        chance = random.Random(self._seed - 1)
+        with connect(self._url) as client:
+            with client.stream(ORDERS).producer("shop") as producer:
+                producer.append_many(itertools.islice(self._order_events, ORDERS_IN_LAST_WAVE))
+            for _ in range(CHATS_IN_LAST_WAVE):
+                self._chat(client, chance)
+
     def _orders(self, client: Client) -> None:
-        chance = random.Random(self._seed)
         stream = client.create(ORDERS, content_type="application/json")
-        orders = order_events(chance)
+        orders = self._order_events
         with stream.producer("shop") as producer:
             for _ in range(ORDERS_IN_BURST):
                 if self._stop.is_set():
@@ -126,22 +139,20 @@ class Load:
 
     def _chats(self, client: Client, number: int) -> None:
         chance = random.Random(self._seed + 1 + number)
-        serial = number
         for _ in range(CHATS_IN_BURST // CHAT_THREADS):
             if self._stop.is_set():
                 return
-            self._chat(client, chance, serial)
-            serial += CHAT_THREADS
+            self._chat(client, chance)
         self._burst.wait()
         for count in self._ticks(
             CHATS_PER_SECOND / CHAT_THREADS, CHATS_AFTER_BURST // CHAT_THREADS
         ):
             for _ in range(count):
-                self._chat(client, chance, serial)
-                serial += CHAT_THREADS
+                self._chat(client, chance)
 
-    def _chat(self, client: Client, chance: random.Random, serial: int) -> None:
+    def _chat(self, client: Client, chance: random.Random) -> None:
         """One answer: a stream of its own, a record per token, closed at the end."""
+        serial = next(self._chat_numbers)
         path = f"chat/{serial:05d}"
         stream = client.create(path, content_type="application/json")
         with stream.producer(f"model-{serial}") as producer:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from millstream.spark.jobs.job import Request
 
 ZIP_NAME: Final = "millstream.zip"
-MAIN_NAME: Final = "millstream_job.py"
+MAIN_NAME: Final = "run_job.py"
 MAIN_TEXT: Final = '''"""Runs a Millstream job: the program that `millstream pipeline submit` gives to spark-submit."""
 
 import sys

@@ -220,7 +220,7 @@ def _numbers(convert: Convert) -> dict[Token, Convert]:
 # ---------------------------------------------------------------------------- plain values
 
 
-def integer(text: str, bits: int) -> int:
+def integer(text: str | int, bits: int) -> int:
     value = int(text)
     # A byte may be written without its sign: Java's parser takes 0 to 255 for it too.
     low, high = (-128, 255) if bits == 8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)

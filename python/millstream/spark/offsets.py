@@ -111,12 +111,6 @@ class Bound:
                 return position
         return self.everywhere
 
-    @property
-    def moves(self) -> bool:
-        """Whether asking again later could give another place."""
-        kinds = {self.everywhere.kind, *(position.kind for _, position in self.by_stream)}
-        return bool(kinds & {"latest", "time_ms"})
-
     def check_names(self, names: Iterable[str]) -> None:
         known = set(names)
         for stream, _ in self.by_stream:

@@ -10,8 +10,8 @@ Invariants:
 - I-STR-1  An offset that was returned names exact places: the records between two of them never change.
 - I-STR-2  The same start and the same tails give the same end; nothing new gives `start` itself.
 - I-STR-3  A stream that was found by pattern after the query began is read from its first record.
-- I-STR-4  A start that time moves (`latest`, a timestamp) is in the checkpoint before anything is read from
-           it: Spark logs only the ends of batches, and asks for the start of the first one anew.
+- I-STR-4  A stream that begins at `latest` gives nothing to the first batch, which carries its start into the
+           checkpoint: Spark logs only the ends of batches, and asks for the start of the first one anew.
 - I-STR-5  At rest the planner waits for news instead of comparing offsets 90 times a second.
 """
 
@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 MEASURED_STREAMS_MIN: Final = 200
 """Fewer streams than this cost nothing worth waiting for."""
-IDLE_FACTOR: Final = 40.0
+IDLE_FACTOR: Final = 60.0
 IDLE_SECONDS_MAX: Final = 1.0
 
 
@@ -80,7 +81,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen = 0
         self._last: tuple[int, Offset, Offset] | None = None
         self._idle_seconds = 0.0
-        self._unlogged: Offset | None = None
+        self._unlogged: frozenset[str] = frozenset()
+        self._initial: Offset | None = None
         self._waiting_since: float | None = None
 
     # ------------------------------------------------------------------ asked by Spark
@@ -97,8 +99,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name: offsets.entry(place.offset, streams[name].incarnation, place.number)
             for name, place in places.items()
         })  # fmt: skip
-        if plan.starts.moves:
-            self._unlogged = found
+        self._unlogged = frozenset(n for n in places if plan.starts.of(n).kind == "latest")
+        self._initial = found
         return dict(found)
 
     @clear
@@ -108,6 +110,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(limits.max_records)
         if limits.max_bytes is not None:
             return ReadMaxBytes(limits.max_bytes)
+        if limits.min_records is not None:
+            return ReadMinRows(limits.min_records)
         return ReadAllAvailable()
 
     @clear
@@ -118,13 +122,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @clear
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         begin = offsets.checked(start)
-        unlogged, self._unlogged = self._unlogged, None
-        if unlogged == begin:
-            # The first batch is empty and carries the start into the checkpoint.
-            return start
+        if self._unlogged and begin != self._initial:
+            self._unlogged = frozenset()  # a repeated batch 0: the start was logged before
         state = self._state()
         end = self._end(begin, state, limit)
-        if end is begin and self._frozen is None and self._idle_seconds:
+        if self._unlogged:
+            # This end is logged; from the next batch on, their start is in the checkpoint.
+            self._unlogged, self._last = frozenset(), None
+        elif end is begin and self._frozen is None and self._idle_seconds:
             assert self._follower is not None
             state = self._follower.news(state.version, self._idle_seconds)
             end = self._end(begin, state, limit)
@@ -163,7 +168,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Nothing moved since the last question. If that one had an end, Spark repeats it.
             return start if last[2] is last[1] else last[2]
         end = self._compute(start, state, limit)
-        self._last = (state.version, start, end)
+        # While records wait for `minOffsetsPerTrigger`, the clock alone can change the answer.
+        held = end is start and self._waiting_since is not None
+        self._last = None if held else (state.version, start, end)
         self._measure(end)
         return end
 
@@ -171,9 +178,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins, tails = self._known_history().checked(start, state)
         ends = self._bounded(begins, tails)
         limits = self._limits_for(limit)
-        moved = {name: end for name, end in ends.items() if end != begins.get(name)}
+        moved = {
+            name: end
+            for name, end in ends.items()
+            if end != begins.get(name) and name not in self._unlogged
+        }
+        if not moved:
+            self._waiting_since = None
         if limits is not None and moved:
-            if self._too_few(begins, moved, tails):
+            if self._too_few(begins, moved):
                 return start
             moved = admit(self._reads(), begins, moved, tails, limits)
         if not moved:
@@ -220,12 +233,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return replace(limits, max_bytes=limit.max_bytes)
         return limits
 
-    def _too_few(
-        self,
-        begins: Mapping[str, Entry],
-        moved: Mapping[str, Entry],
-        tails: Mapping[str, StreamTail],
-    ) -> bool:
+    def _too_few(self, begins: Mapping[str, Entry], moved: Mapping[str, Entry]) -> bool:
         """Whether `minOffsetsPerTrigger` says to wait. AvailableNow never waits."""
         wanted = self._plan.limits.min_records
         if wanted is None or self._frozen is not None:
@@ -235,7 +243,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waiting_since is None:
             self._waiting_since = now
         waited_ms = (now - self._waiting_since) * 1000
-        del tails
         return waiting < wanted and waited_ms < self._plan.limits.max_delay_ms
 
     def _measure(self, end: Offset) -> None:

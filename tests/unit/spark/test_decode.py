@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from millstream.errors import RecordMalformed
 from millstream.spark.decode import Decoder, JsonForm
 from millstream.spark.json_convert import java_double
+from millstream.spark.json_quick import QuickConverter
+from support.json_cases import CASES
 from support.json_rows import comparable
 
 KIND = pa.struct(
@@ -41,6 +43,8 @@ def decoder(mode: str = "PERMISSIVE", kind: pa.StructType = KIND) -> Decoder:
 def careful(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
     slow = decoder(kind=kind)
     slow._block_schema = None
+    slow._quick = QuickConverter(pa.struct([]), "UTC")
+    slow._quick.row = lambda _: None  # type: ignore[method-assign]
     return comparable(slow.decode(pa.array(values, pa.binary()))[0])
 
 
@@ -68,6 +72,47 @@ records = st.dictionaries(st.sampled_from([field.name for field in KIND] + ["oth
 def test_both_paths_give_the_same(rows: list[dict[str, Any]]) -> None:
     values = [json.dumps(row, ensure_ascii=len(row) % 2 == 0).encode() for row in rows]
     assert decoded(values) == careful(values)
+
+
+WIDE = pa.struct(
+    [
+        *list(KIND)[:-1],
+        pa.field("p", pa.decimal128(10, 2)),
+        pa.field("f", pa.float32()),
+        pa.field("b", pa.int8()),
+        pa.field("n", pa.timestamp("us")),
+        pa.field("m", pa.map_(pa.string(), pa.int32())),
+        pa.field("y", pa.list_(pa.field("element", pa.timestamp("us", tz="UTC")))),
+        pa.field("_corrupt_record", pa.string()),
+    ]
+)
+TRICKY = pa.struct(
+    [
+        pa.field("b", pa.int8()), pa.field("s", pa.int16()), pa.field("i", pa.int32()), pa.field("l", pa.int64()),
+        pa.field("f", pa.float32()), pa.field("d", pa.float64()), pa.field("t", pa.string()),
+        pa.field("o", pa.bool_()), pa.field("n", pa.binary()), pa.field("a", pa.date32()),
+        pa.field("z", pa.timestamp("us", tz="UTC")), pa.field("w", pa.timestamp("us")),
+        pa.field("p", pa.decimal128(10, 2)), pa.field("q", pa.decimal128(38, 18)), pa.field("r", pa.decimal128(5, 0)),
+        pa.field("k", pa.int32()), pa.field("st", pa.struct([("x", pa.int32()), ("y", pa.string()), ("z", pa.struct([("q", pa.float64())]))])),
+        pa.field("ar", pa.list_(pa.field("element", pa.int32()))), pa.field("m", pa.map_(pa.string(), pa.int32())),
+        pa.field("v", pa.string()), pa.field("other", pa.int32()), pa.field("_corrupt_record", pa.string()),
+    ]
+)  # fmt: skip
+wide_records = st.dictionaries(st.sampled_from([field.name for field in WIDE]), anything)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(wide_records, min_size=1, max_size=12))
+def test_good_records_of_other_types_are_the_same(rows: list[dict[str, Any]]) -> None:
+    values = [json.dumps(row, ensure_ascii=len(row) % 2 == 0).encode() for row in rows]
+    assert decoded(values, WIDE) == careful(values, WIDE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tricky_values_of_both_paths(name: str) -> None:
+    values = [text.encode() for text in CASES[name][1]]
+    assert decoded(values, WIDE) == careful(values, WIDE)
+    assert decoded(values, TRICKY) == careful(values, TRICKY)
 
 
 @settings(max_examples=60, deadline=None)
