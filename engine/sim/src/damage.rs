@@ -30,8 +30,8 @@ impl Sim {
                 Err(problem) => self.refused_damage(*damage, &problem),
                 Ok(opened) => {
                     let outcome = self.lives_with(&opened.engine, *damage);
-                    drop(opened);
                     twin.process_crash();
+                    drop(opened);
                     outcome.or_else(|problem| self.verified(&twin, *damage, problem))
                 }
             };

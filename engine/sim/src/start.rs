@@ -249,10 +249,15 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
         if model.class != Class::Ephemeral && lasting == model.pieces.len() {
             continue;
         }
-        let found = engine
+        let by_id = engine
             .directory
             .get_by_id(millstream_core::model::StreamId(model.id));
-        let Ok(Some(stream)) = found else { continue };
+        // On a damaged disk its id may not lead to it any more.
+        let by_path = || engine.find(model.path).ok().flatten();
+        let found = by_id.ok().flatten().or_else(by_path);
+        let Some(stream) = found.filter(|stream| stream.id.0 == model.id) else {
+            continue;
+        };
         let state = stream.lock();
         if let Some(count) = model.pieces_up_to(state.tail)
             && count >= lasting
