@@ -284,7 +284,7 @@ def test_an_async_follower_lets_go(shared_server: Server, path: str) -> None:
 
 def test_followers_and_producers_survive_a_killed_server(server: Server, path: str) -> None:
     server.flags = ("--port", str(server.port))
-    retry = millstream.Retry(delay_seconds=0.05, delay_seconds_max=0.2)
+    retry = millstream.Retry(attempts=100, delay_seconds=0.05, delay_seconds_max=0.2)
     lost: list[errors.MillstreamError] = []
     with millstream.connect(server.url, retry=retry) as client:
         stream = client.create(path, content_type=JSON)

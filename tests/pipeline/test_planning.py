@@ -121,7 +121,7 @@ def test_a_minimum_waits_for_its_delay_only(server: Server, client: Client) -> N
         while not (rows := query.batch()):
             assert time.monotonic() - began < 1.4, "enough is there: nothing to wait for"
             time.sleep(0.01)
-        assert len(rows) == 12
+        assert 10 <= len(rows) <= 12, "a batch may begin while the last ones arrive"
 
 
 def test_the_same_batch_again_has_the_same_records(server: Server, client: Client) -> None:

@@ -62,6 +62,10 @@ class Model:
             texts = [b"".join(json.dumps(record).encode() for record in records)]
             body = texts[0]
         answer = self.api.post(self.path, body, self.content_type)
+        deadline = time.monotonic() + 30
+        while answer.status == 503 and time.monotonic() < deadline:
+            # Ephemeral bytes are on their way to disk: the answer asks to try again shortly.
+            answer = self.api.post(self.path, body, self.content_type)
         assert answer.status == 204, answer.body
         self.values += texts
         self.positions += [self.offset] * len(texts)
