@@ -24,6 +24,8 @@ import importlib.util, json, sys
 from pathlib import Path
 from millstream.spark.session import build_session
 
+pytestmark = pytest.mark.long
+
 url, folder = sys.argv[1:]
 assert not [name for name in ("pandas", "numpy", "grpc") if importlib.util.find_spec(name)]
 spark = build_session("extras", master="local[2]", conf={"spark.driver.memory": "512m"},

@@ -13,6 +13,8 @@ import pytest
 from support.spark import Driver, DriverFailed, available_now, session_processes
 from support.spark_cluster import StandaloneCluster
 
+pytestmark = pytest.mark.long
+
 
 def where(spark: Any, rows: int) -> dict[str, Any]:
     """Runs in a driver: which hosts, processes and interpreters do the work, and a sum."""

@@ -6,9 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millstream.client._sync import Client
 from support.server import Server
 from support.spark import Driver, available_now
+
+pytestmark = pytest.mark.long
 
 DEADLINE_S = 60.0
 

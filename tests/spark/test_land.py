@@ -26,6 +26,8 @@ from support.land_faults import POINT, POINTS, land
 from support.server import Server
 from support.spark import Driver, DriverFailed
 
+pytestmark = pytest.mark.long
+
 TABLES = ("parquet", "delta", "iceberg")
 BATCHES = 4
 ROWS = 500

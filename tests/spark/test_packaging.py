@@ -25,6 +25,8 @@ from support.server import Server
 from support.spark import Driver, available_now, environment
 from support.spark_cluster import ConnectServer, StandaloneCluster
 
+pytestmark = pytest.mark.long
+
 ROWS = 500
 LOOPBACK = {
     "spark.driver.host": "127.0.0.1",

@@ -28,6 +28,8 @@ from support.commands import Run
 from support.server import Server
 from support.spark import SMALL, Driver
 
+pytestmark = pytest.mark.long
+
 PROGRESS = {
     "numInputRows": 10,
     "durationMs": {"triggerExecution": 2000},
