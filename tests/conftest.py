@@ -36,14 +36,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with Spark use both cores and share one JVM, so `make` runs them alone, one after the other."""
-    wanted = config.getoption("--spark")
-    if wanted == "with":
-        return
+    """Tests with Spark use both cores and share one JVM, so `make` runs them alone, one after the other. Those that
+    take minutes belong to the full counts."""
+    wanted, with_long = config.getoption("--spark"), is_full(config)
     kept, left_out = [], []
     for item in items:
         with_spark = SPARK_TESTS in item.path.parents
-        (kept if with_spark == (wanted == "only") else left_out).append(item)
+        chosen = wanted == "with" or with_spark == (wanted == "only")
+        runs = chosen and (with_long or item.get_closest_marker("long") is None)
+        (kept if runs else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
@@ -52,8 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """True when the long counts are asked for (`--full` or MILLSTREAM_TEST_FULL=1)."""
+    return is_full(request.config)
+
+
+def is_full(config: pytest.Config) -> bool:
     asked = os.environ.get("MILLSTREAM_TEST_FULL", "") not in ("", "0")
-    return bool(request.config.getoption("--full")) or asked
+    return bool(config.getoption("--full")) or asked
 
 
 @pytest.fixture(scope="session")

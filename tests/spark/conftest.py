@@ -42,14 +42,10 @@ TAMED = (
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = os.environ.get("MILLSTREAM_TEST_FULL", "") not in ("", "0")
-    full = bool(config.getoption("--full")) or asked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
-        if item.get_closest_marker("long") is not None and not full:
-            item.add_marker(pytest.mark.skip(reason="long: run by `make test-full`"))
         for line in reversed(TAMED):
             item.add_marker(pytest.mark.filterwarnings(line), append=False)
         if item.get_closest_marker("timeout") is None:
