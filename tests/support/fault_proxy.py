@@ -16,6 +16,7 @@ import contextlib
 import http.client
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ class FaultProxy:
         return response
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler, ABC):
     protocol_version = "HTTP/1.1"
     timeout = DEADLINE_S
 
@@ -228,8 +229,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    @abstractmethod
     def serve(self) -> None:
-        raise NotImplementedError
+        """Answer one request; the proxy says how."""
 
     def do_GET(self) -> None:
         self.serve()
