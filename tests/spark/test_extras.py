@@ -10,10 +10,13 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from millstream.client._sync import Client
 from support.bare_python import bare_python, path_without
 from support.server import Server
 from support.spark import environment
+
+pytestmark = pytest.mark.long
 
 OTHERS = (
     r"(pandas|numpy|grpc|googleapis|zstandard|deltalake|pyiceberg|sqlalchemy|arro3|pydantic|rich"
@@ -23,8 +26,6 @@ SCRIPT = """
 import importlib.util, json, sys
 from pathlib import Path
 from millstream.spark.session import build_session
-
-pytestmark = pytest.mark.long
 
 url, folder = sys.argv[1:]
 assert not [name for name in ("pandas", "numpy", "grpc") if importlib.util.find_spec(name)]
