@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from millstream.client._sync import Client
 from support.bare_python import bare_python, path_without
 from support.server import Server
