@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream import errors
 from millstream.client._http import Head, Request, Response, TransportFailure
@@ -25,11 +25,12 @@ from millstream.client._problem import error_from_response
 from millstream.client._steps import may_repeat
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from millstream.client._sync import Client
     from millstream.client._transport_sync import Connection
 
 T = TypeVar("T")
-Bytes: TypeAlias = bytes | bytearray
 TAILS_PATH: Final = "/v1/tails"
 READ_PATH: Final = "/v1/read"
 WAIT_MS_MAX: Final = 60_000
@@ -107,7 +108,7 @@ class Next:
 class Window:
     """One answer of `/v1/read`: an Arrow IPC stream, and what is left."""
 
-    data: Bytes
+    data: Buffer
     gaps: tuple[WindowGap, ...]
     next: Next | None
 
@@ -146,8 +147,9 @@ class PipelineReads:
         columns: Sequence[str],
         key_path: str | None = None,
         max_bytes: int,
+        allocate: Callable[[int], Buffer] = bytearray,
     ) -> Window:
-        """One window of the ranges, in order."""
+        """One window of the ranges, in order; `allocate` makes the buffer that it is received into."""
         body: dict[str, Any] = {
             "ranges": list(ranges),
             "columns": list(columns),
@@ -155,7 +157,7 @@ class PipelineReads:
         }
         if key_path:
             body["key_path"] = key_path
-        headers, answer = self._call(READ_PATH, body, 0.0)
+        headers, answer = self._call(READ_PATH, body, 0.0, allocate)
         return Window(
             data=answer,
             gaps=parse_gaps(headers.get("millstream-gaps")),
@@ -171,8 +173,12 @@ class PipelineReads:
     # ------------------------------------------------------------------ one request
 
     def _call(
-        self, path: str, body: Mapping[str, Any], extra_seconds: float
-    ) -> tuple[Mapping[str, str], Bytes]:
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        extra_seconds: float,
+        allocate: Callable[[int], Buffer] = bytearray,
+    ) -> tuple[Mapping[str, str], Buffer]:
         operations = self._client._operations
         data = json.dumps(body, separators=(",", ":")).encode()
         request = Request("POST", operations.endpoint.prefix + path, JSON_HEADERS, data)
@@ -183,7 +189,7 @@ class PipelineReads:
             attempt += 1
             began = time.monotonic()
             try:
-                head, answer = self._exchange(request, timeout_seconds)
+                head, answer = self._exchange(request, timeout_seconds, allocate)
             except TransportFailure as failure:
                 error: errors.MillstreamError = operations.failure_error(
                     failure, may_be_applied=False
@@ -207,13 +213,15 @@ class PipelineReads:
             if self._cancelled.wait(wait):
                 raise errors.ClientClosed("the read was stopped")
 
-    def _exchange(self, request: Request, timeout_seconds: float) -> tuple[Head, Bytes]:
+    def _exchange(
+        self, request: Request, timeout_seconds: float, allocate: Callable[[int], Buffer]
+    ) -> tuple[Head, Buffer]:
         pool = self._client._pool
         connection = self._busy = pool.acquire(timeout_seconds)
         keep = False
         try:
             head = connection.start(request, pool.common, timeout_seconds)
-            body = connection.read_body_once(timeout_seconds, ANSWER_BYTES_MAX)
+            body = connection.read_body_once(timeout_seconds, ANSWER_BYTES_MAX, allocate)
             keep = head.keep
             return head, body
         finally:
@@ -224,9 +232,9 @@ class PipelineReads:
 # ---------------------------------------------------------------------------- answers
 
 
-def json_body(data: Bytes) -> dict[str, Any]:
+def json_body(data: Buffer) -> dict[str, Any]:
     try:
-        document = json.loads(data)
+        document = json.loads(bytes(data))
     except ValueError as error:
         raise errors.ProtocolError(f"the server's answer is no JSON: {error}") from None
     if not isinstance(document, dict):

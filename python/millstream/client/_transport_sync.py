@@ -35,7 +35,9 @@ from millstream.client._http import (
 from millstream.errors import ClientClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from typing_extensions import Buffer
 
     from millstream.client._wire import Endpoint
 
@@ -114,13 +116,15 @@ class Connection:
             parts.append(event.data)
         return b"".join(parts)
 
-    def read_body_once(self, timeout_seconds: float, bytes_max: int) -> bytes | bytearray:
+    def read_body_once(
+        self, timeout_seconds: float, bytes_max: int, allocate: Callable[[int], Buffer]
+    ) -> Buffer:
         """The whole body; one of a known length is received straight into a buffer of that length."""
         length = self.parser.take_length(bytes_max)
         if length is None:
             return self.read_body(timeout_seconds)
-        body = bytearray(length)
-        view = memoryview(body)
+        body = allocate(length)
+        view = memoryview(body).cast("B")
         filled = self.parser.take_into(view)
         self.socket.settimeout(timeout_seconds)
         while filled < length:

@@ -86,7 +86,7 @@ def test_durations(text: str, ms: int) -> None:
 
 def test_defaults() -> None:
     options = Options({})
-    assert options.number("maxBytesPerPartition") == 128 << 20
+    assert options.number("maxBytesPerPartition") == 512 << 20
     assert options.number("maxOffsetsPerTrigger") is None
     assert options.flag("failOnDataLoss") is True
     assert options.text("mode") == "PERMISSIVE"
