@@ -235,20 +235,21 @@ impl Reactor {
     /// A commit may let waiting requests go on, which stage more: a few times over, then the next round.
     fn commit_and_settle(&mut self, events: &mut [libc::epoll_event]) -> std::io::Result<()> {
         for _ in 0..GATHER_ROUNDS {
-            self.gather_and_commit(events)?;
+            let done = self.gather_and_commit(events)?;
             self.settle();
-            if !self.has_staged() {
+            if !done || !self.has_staged() {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Commits what was staged: by itself when that is cheapest for everybody, else by the commit thread.
-    fn gather_and_commit(&mut self, events: &mut [libc::epoll_event]) -> std::io::Result<()> {
+    /// Commits what was staged: by itself when that is cheapest for everybody, else by the commit thread. Returns
+    /// whether it did something itself.
+    fn gather_and_commit(&mut self, events: &mut [libc::epoll_event]) -> std::io::Result<bool> {
         for _ in 0..GATHER_ROUNDS {
             if !self.has_staged() {
-                return Ok(());
+                return Ok(false);
             }
             match self.inline_work() {
                 Some(Inline::Commit) => {}
@@ -256,7 +257,7 @@ impl Reactor {
                 Some(Inline::Write) => break,
                 None => {
                     self.engine.shard.kick();
-                    return Ok(());
+                    return Ok(false);
                 }
             }
             let count = self.epoll.wait(events, 0)?;
@@ -280,7 +281,7 @@ impl Reactor {
         if !done && self.has_staged() {
             shard.kick();
         }
-        Ok(())
+        Ok(done)
     }
 
     fn has_staged(&self) -> bool {

@@ -198,7 +198,7 @@ impl Shard {
 
     /// Lets the threads look: the commit thread, or the write thread while that one syncs.
     pub fn kick(&self) {
-        self.work.kick();
+        self.work.kick(self.open.lock().weak_frames > 0);
     }
 
     /// The commit thread's loop; ends after [`Shard::stop_threads`] and a last commit.

@@ -3,7 +3,8 @@
 //! Pure coordination; what the work is stands in `commit`.
 //!
 //! Invariant: a kick is never lost. It is kept for the commit thread in any case; while a sync runs the write
-//! thread gets it too, because the commit thread may come back late.
+//! thread gets it too if there are weak frames, because the commit thread may come back late. Strong frames wait
+//! for the next sync anyway, so they wake nobody.
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ pub struct Work {
 #[derive(Default)]
 struct State {
     commit_pending: bool,
+    weak_pending: bool,
     write_pending: bool,
     syncing: bool,
     stop: bool,
@@ -31,21 +33,26 @@ pub enum Wake {
 }
 
 impl Work {
-    pub fn kick(&self) {
+    /// `weak`: some of what is staged does not wait for a sync.
+    pub fn kick(&self, weak: bool) {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.commit_pending, true) && !state.syncing {
             self.commit.notify_one();
         }
-        if state.syncing && !std::mem::replace(&mut state.write_pending, true) {
-            self.write.notify_one();
-        }
+        state.weak_pending |= weak;
+        self.pass_on(&mut state);
     }
 
     /// From here on kicks go to the write thread, and so does one that came just before.
     pub fn begin_sync(&self) {
         let mut state = self.state.lock();
         state.syncing = true;
-        if state.commit_pending && !std::mem::replace(&mut state.write_pending, true) {
+        self.pass_on(&mut state);
+    }
+
+    fn pass_on(&self, state: &mut State) {
+        let wanted = state.syncing && state.weak_pending;
+        if wanted && !std::mem::replace(&mut state.write_pending, true) {
             self.write.notify_one();
         }
     }
@@ -71,6 +78,7 @@ impl Work {
             }
         }
         state.commit_pending = false;
+        state.weak_pending = false;
         if state.stop { Wake::Stop } else { Wake::Work }
     }
 
@@ -80,6 +88,7 @@ impl Work {
             self.write.wait(&mut state);
         }
         state.write_pending = false;
+        state.weak_pending = false;
         if state.stop { Wake::Stop } else { Wake::Work }
     }
 
