@@ -183,3 +183,7 @@ impl Engine {
         Undone::refused(ErrorCode::StreamNotFound)
     }
 }
+
+#[cfg(test)]
+#[path = "delete_tests.rs"]
+mod tests;
