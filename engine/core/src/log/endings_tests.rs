@@ -1,3 +1,5 @@
+//! Endings without a log or a catalog: what is told, what is written, what is forgotten.
+
 use super::*;
 
 fn ending(name: &str, incarnation: u64, time_ms: u64) -> Ending {
