@@ -137,7 +137,9 @@ fn a_source_ends_with_its_delete_and_not_with_its_purge() {
     with_engine(directory.path(), |engine| {
         // The start has begun a new epoch, but not for what had ended before.
         assert_eq!(ended(engine, "source"), (tail, 1));
-        engine.checkpoint().expect("the source is kept for its fork");
+        engine
+            .checkpoint()
+            .expect("the source is kept for its fork");
         assert!(engine.local_delete("fork").expect("deleted"));
         assert_eq!(ended(engine, "fork").1, 1, "with what it inherited");
         engine.checkpoint().expect("both leave the catalog");
