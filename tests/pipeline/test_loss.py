@@ -14,6 +14,7 @@ import pytest
 import millstream
 from millstream.client._sync import Client
 from millstream.spark.errors import ConnectorError
+from millstream.spark.follow import TailState
 from support.disk import flip, log_files
 from support.http import Api
 from support.reading import HandQuery
@@ -98,14 +99,90 @@ def test_an_unread_stream_that_goes_is_loss(
     assert any("`gone`" in text and "reading goes on" in text for text in warnings(caplog))
 
 
-def test_a_stream_that_went_while_nobody_looked_is_loss(server: Server, client: Client) -> None:
+@pytest.mark.parametrize("way", ["at once", "killed", "stopped"])
+def test_a_stream_that_went_while_nobody_looked(
+    server: Server, client: Client, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """Read to its end it may go; with records behind the checkpoint it is loss, and the range is exact."""
+    fill(client, "gone", 3)
+    fill(client, "unread", 3)
+    fill(client, "stays", 1)
+    with query(server) as found:
+        rows_until(found, 7)
+        start = found.start
+    client.stream("gone").delete()
+    server.flags = ("--port", str(server.port))
+    if way == "killed":
+        server.crash_and_restart()
+    elif way == "stopped":
+        server.restart()
+    fill(client, "stays", 1, first=1)
+    with query(server, start=start) as found:
+        assert rows_until(found, 1) == [("stays", 1, 1)]
+        assert sorted(found.start["streams"]) == ["stays", "unread"]
+        start = found.start
+    assert warnings(caplog) == []
+    for value in (3, 4):
+        client.stream("unread").append(value)
+    client.stream("unread").delete()
+    with query(server, start=start) as found:
+        text = fails(found)
+        assert text.startswith("data_loss: stream `unread`: records 3 to 4 cannot be read"), text
+    fill(client, "stays", 1, first=2)
+    with query(server, start=start, failOnDataLoss="false") as found:
+        assert rows_until(found, 1) == [("stays", 2, 2)]
+        assert sorted(found.start["streams"]) == ["stays"]
+    assert len(warnings(caplog)) == 1, "told once"
+
+
+def test_records_that_came_with_the_end_of_a_running_query_are_loss(
+    server: Server, client: Client
+) -> None:
+    """What was appended and deleted between two looks: the query never saw that tail."""
     fill(client, "gone", 3)
     with query(server) as found:
         rows_until(found, 3)
+        seen = found.reader._state()
+        client.stream("gone").append(3)
+        client.stream("gone").delete()
+        # As if both had come between two answers.
+        gone = TailState(seen.version + 1, {}, dict(seen.streams))
+        history = found.reader._known_history()
+        with pytest.raises(millstream.MillstreamError, match="`gone`: records 3 to 3 cannot"):
+            history.checked(found.start, gone)
+
+
+def test_a_stream_that_is_not_chosen_any_more_is_left_out(
+    server: Server, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(client, "a", 3)
+    fill(client, "b", 3)
+    with query(server) as found:
+        rows_until(found, 6)
         start = found.start
-    client.stream("gone").delete()
+    fill(client, "b", 1, first=3)
+    with query(server, start=start, subscribePattern="b") as found:
+        assert rows_until(found, 1) == [("b", 3, 3)]
+        assert sorted(found.start["streams"]) == ["b"]
+    assert warnings(caplog) == []
+
+
+def test_a_weak_stream_that_was_cut_back_and_deleted_is_loss(
+    server: Server, client: Client
+) -> None:
+    """As many records as were read, but others: the number alone does not tell."""
+    fill(client, "short", 3, durability="ephemeral")
+    with query(server) as found:
+        rows_until(found, 3)
+        start = found.start
+    server.flags = ("--port", str(server.port))
+    server.restart()
+    fill(client, "short", 3, first=50, durability="ephemeral")
+    client.stream("short").delete()
     with query(server, start=start) as found:
-        assert "stream `gone`: whatever came after record 3" in fails(found)
+        text = fails(found)
+        assert text.startswith("data_loss: stream `short`: the checkpoint is at record 3"), text
+        assert "cut back" in text
 
 
 def test_another_incarnation_is_loss(
@@ -119,7 +196,7 @@ def test_another_incarnation_is_loss(
     fill(client, "a", 5, first=100)
     with query(server, start=start) as found:
         text = fails(found)
-        assert text.startswith("data_loss: stream `a`: everything from record 3")
+        assert text.startswith("data_loss: stream `a`: everything from record 3, where the stream")
     with query(server, start=start, failOnDataLoss="false") as found:
         assert [value for _, _, value in rows_until(found, 5)] == [100, 101, 102, 103, 104]
         assert len(warnings(caplog)) == 1, "told once"

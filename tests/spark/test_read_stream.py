@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millstream.client._sync import Client
 from support.many_streams import append_many, create_many
 from support.server import Server
@@ -140,6 +142,35 @@ def test_options_may_change_between_runs(
     )  # fmt: skip
     assert [item["numInputRows"] for item in query.run(frame)] == [15, 5]
     assert query.numbers(spark) == [*range(30), *range(20)]
+
+
+def test_streams_that_went_between_two_runs(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    """Read to its end it is dropped in silence; with records that nobody read it is loss, by their numbers."""
+    read = filled(client, "chat/read", 10)
+    unread = filled(client, "chat/unread", 5)
+    stays = filled(client, "chat/stays", 3)
+    query = Query(tmp_path)
+
+    def frame(**options: Any) -> Any:
+        return stream(
+            spark, server.url, subscribePattern="chat/.*", startingOffsets="earliest", **options
+        )
+
+    query.run(frame())
+    read.delete()
+    more(stays, 2, first=3)
+    query.run(frame())
+    assert sorted(query.offsets()["streams"]) == ["chat/stays", "chat/unread"]
+    more(unread, 3, first=5)
+    unread.delete()
+    with pytest.raises(Exception, match="data_loss: stream `chat/unread`: records 5 to 7 cannot"):
+        query.run(frame())
+    more(stays, 1, first=5)
+    query.run(frame(failOnDataLoss="false"))
+    assert sorted(query.offsets()["streams"]) == ["chat/stays"]
+    assert sorted(query.numbers(spark)) == sorted([*range(10), *range(5), *range(6)])
 
 
 def test_a_batch_that_was_planned_is_read_again_as_it_was(

@@ -53,7 +53,8 @@ class Pipeline:
         answer = self.post("/v1/tails", question)
         assert answer.status == 200, answer.body
         told: dict[str, Any] = answer.json()
-        assert {"cursor", "complete", "now_ms", "missing", "streams"} == told.keys(), told
+        expected = {"cursor", "complete", "now_ms", "missing", "removed", "streams"}
+        assert expected == told.keys(), told
         return told
 
     def tail(self, name: str, *at: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,8 @@ pub enum FrameKind {
     Create = 1,
     /// Bytes, or nothing (with `FLAG_CLOSE`).
     Append = 2,
-    /// Hidden but kept for its forks.
+    /// Hidden but kept for its forks. Whichever of this and `Purge` removes a live stream says where that ended: position
+    /// and epoch of the tail, payload = epoch of the newest record, and how many records there are.
     SoftDelete = 3,
     /// Gone with its bytes.
     Purge = 4,

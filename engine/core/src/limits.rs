@@ -89,6 +89,10 @@ pub const TAILS_WAIT_MAX_MS: u64 = 60_000;
 pub const TAILS_WAITING_MAX: usize = 1024;
 /// Removed streams remembered for those who ask what has changed.
 pub const REMOVED_STREAMS_MAX: usize = 4096;
+/// Removed streams whose end is remembered: how many, how much memory they take, and how long.
+pub const ENDINGS_MAX: usize = 65_536;
+pub const ENDINGS_MAX_BYTES: usize = 24 * 1024 * 1024;
+pub const ENDINGS_MAX_AGE_MS: u64 = 7 * 24 * 3600 * 1000;
 /// Longest pattern of stream names, and how large a program it may become.
 pub const PATTERN_MAX_BYTES: usize = 4096;
 pub const PATTERN_PROGRAM_MAX_BYTES: usize = 1 << 20;

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use millstream_core::limits::ENDINGS_MAX_AGE_MS;
+use millstream_core::model::{Class, StreamId};
 use millstream_core::shard::engine::{Engine, Undone};
 use millstream_core::shard::stages::Found;
 use millstream_core::stream::handle::Stream;
@@ -93,12 +95,44 @@ fn at_path(
     }
 }
 
+/// Deletes leave their ends behind, exactly, as soon as they are synced and whatever happens then; and what is still
+/// there has none.
+pub fn endings(engine: &Engine, world: &World, marks: Marks, sleeps: u64) -> Checked {
+    for (id, model) in &world.endings {
+        if engine.now_ms().saturating_sub(model.time_ms) > ENDINGS_MAX_AGE_MS {
+            continue;
+        }
+        let found = engine.ending(model.path, Some(StreamId(*id)));
+        let found = found.map(|ending| (ending.tail, ending.records));
+        let told = model.sequence <= marks.synced;
+        let expected = told.then_some((model.tail, model.records));
+        differ("end", model.path, found, expected)?;
+    }
+    for (_, ending) in engine.directory.endings.all() {
+        let id = ending.incarnation.0;
+        let Some(model) = world.streams.get(&id).filter(|model| !model.deleted) else {
+            continue;
+        };
+        if !world.is_dead(model, sleeps) {
+            return Err(format!("{}: it lives and has ended", model.path));
+        }
+        // An expired one. What an ephemeral one had is forgotten by a restart, but not where it ended.
+        if model.class != Class::Ephemeral {
+            differ("last byte", model.path, ending.tail.position, model.tail())?;
+            let records = model.records_of(model.pieces.len());
+            differ("last record", model.path, ending.records, records)?;
+        }
+    }
+    Ok(())
+}
+
 /// All that a start has made of a disk, one line each.
 pub fn dump(engine: &Engine) -> Result<Vec<String>, String> {
     let mut lines = vec![
         format!("log at {}", engine.shard.synced()),
         format!("losses {:?}", engine.losses),
         format!("highest epoch {}", engine.highest_epoch()),
+        format!("endings {:?}", engine.directory.endings.all()),
     ];
     for path in PATHS {
         let Some(stream) = find(engine, path)? else {

@@ -91,6 +91,7 @@ impl Sim {
         check::fork_counts(engine, &self.world, self.sleeps)?;
         check::walk(engine, &self.world, self.sleeps)?;
         check::listing(engine, &self.world, self.sleeps)?;
+        check::endings(engine, &self.world, Marks::ALL, self.sleeps)?;
         check::stages(engine, &self.world, self.staged.values())?;
         check::offsets(engine, &self.world, &self.history, self.sleeps)?;
         let live: Vec<StreamModel> = self.world.live(self.sleeps).cloned().collect();

@@ -359,3 +359,59 @@ fn a_full_disk_refuses_appends_and_recovers_without_a_restart() {
         }
     }
 }
+
+/// Streams of all kinds are deleted at all distances from a checkpoint, and their names used again.
+fn removals() -> Vec<Life> {
+    let delete = |path| Op::Delete { path };
+    let made = vec![
+        create(0, Class::Fsync, 10, None),
+        create(1, Class::Ephemeral, 10, None),
+        create(2, Class::Memory, 10, None),
+        append(0, 600, None),
+        append(1, 700, None),
+        append(2, 800, None),
+        Op::Commit,
+        checkpoint(Vec::new()),
+        // A fork is deleted in two steps, its source when the fork is gone.
+        create(3, Class::Fsync, 20, tail_of(0)),
+        Op::Commit,
+        append(1, 300, None),
+        append(2, 300, None),
+        delete(0),
+        delete(1),
+        Op::Commit,
+        create(1, Class::Ephemeral, 40, None),
+        Op::Commit,
+        delete(1),
+        Op::Commit,
+    ];
+    // The memory of some goes from the log to the catalog while others are deleted.
+    let moved = vec![
+        checkpoint(vec![delete(3), Op::Write]),
+        delete(2),
+        Op::Commit,
+        checkpoint(Vec::new()),
+        create(2, Class::Memory, 5, None),
+        append(2, 50, None),
+        Op::Commit,
+        delete(2),
+        Op::Write,
+    ];
+    vec![
+        life(made, None, End::PowerCut),
+        life(moved, None, End::PowerCut),
+        life(vec![checkpoint(Vec::new())], None, End::PowerCut),
+        life(Vec::new(), None, End::ProcessCrash),
+    ]
+}
+
+#[test]
+fn where_deleted_streams_ended_is_remembered() {
+    let lives = removals();
+    passes_with_every_fate(&lives, FATES);
+    let caught = fates_that_catch(&lives, Sabotage::ForgetEndings, FATES);
+    assert_eq!(
+        caught as u64, FATES,
+        "what a checkpoint drops was not missed"
+    );
+}

@@ -79,12 +79,26 @@ class StreamTail:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """Where a removed stream ended, as far as the server remembers it."""
+
+    name: str
+    incarnation: str
+    tail_offset: str
+    tail_number: int
+    epoch: int
+    """Epoch of the newest record; that of the tail may have begun behind it."""
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tails:
     cursor: str
     complete: bool
     now_ms: int
     streams: tuple[StreamTail, ...]
     missing: tuple[str, ...]
+    removed: tuple[StreamEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +276,7 @@ def parse_tails(document: Mapping[str, Any]) -> Tails:
             now_ms=int(document["now_ms"]),
             streams=tuple(_stream(row) for row in document["streams"]),
             missing=tuple(str(name) for name in document.get("missing", ())),
+            removed=tuple(_end(row) for row in document.get("removed", ())),
         ),
     )
 
@@ -281,6 +296,18 @@ def _stream(row: Mapping[str, Any]) -> StreamTail:
         time_ms=row.get("time_ms"),
         epochs=row["epochs"],
         at=tuple(_found(found) for found in row.get("at") or ()),
+    )
+
+
+def _end(row: Mapping[str, Any]) -> StreamEnd:
+    tail = row["tail"]
+    return StreamEnd(
+        name=row["name"],
+        incarnation=row["incarnation"],
+        tail_offset=tail["offset"],
+        tail_number=tail["number"],
+        epoch=row["epoch"],
+        time_ms=row["time_ms"],
     )
 
 

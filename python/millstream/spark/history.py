@@ -1,13 +1,16 @@
 """Does the checkpoint still fit the streams? Where reading really begins for each of them.
 
 Where it sits: between the checkpoint and everything that counts from it, in `stream_reader.py`. Identity and
-epoch of an entry are compared with the stream's; only where they differ is the server asked.
+epoch of an entry are compared with the stream's; only where they differ, or the stream is gone, is the server
+asked.
 
 Invariants:
 - I-HIS-1  An entry whose incarnation and epoch are those of the tail needs no question: within an epoch
            nothing is ever taken back.
 - I-HIS-2  Each loss is told once per process, by the policy of `loss.py`.
 - I-HIS-3  `begins` gives for (start, end) the same places as `checked` gave when that end was chosen.
+- I-HIS-4  A stream that is gone is judged by where the server says that it ended; what this process saw last
+           counts only if the server does not remember it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.spark import offsets
 from millstream.spark.loss import Loss
 from millstream.spark.offsets import Entry, epoch_of
-from millstream.spark.places import look_up
+from millstream.spark.places import fates, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,19 +48,20 @@ class History:
         tails = state.streams
         begins: dict[str, Entry] = {}
         doubtful: dict[str, Entry] = {}
+        gone: dict[str, Entry] = {}
         entries = start["streams"]
         for name, entry in entries.items():
             tail = tails.get(name)
             if tail is None:
-                self._missing(name, entry, state)
+                gone[name] = entry
             elif tail.incarnation != entry["id"]:
-                if self._first_time(name, entry):
-                    self._losses.recreated(name, entry["n"])
+                gone[name] = entry
                 begins[name] = self._remembered(name, entry, _first(tail))
             elif epoch_of(entry["at"]) != epoch_of(tail.tail_offset):
                 doubtful[name] = entry
             else:
                 begins[name] = entry
+        self._judge_gone(gone, state)
         begins.update(self._behind_gaps(doubtful))
         for name, tail in tails.items():
             # An empty stream enters the checkpoint with its first record.
@@ -90,11 +94,22 @@ class History:
 
     # ------------------------------------------------------------------ one kind each
 
-    def _missing(self, name: str, entry: Entry, state: TailState) -> None:
-        last = state.gone.get(name)
-        known = last is not None and last.incarnation == entry["id"]
-        if self._first_time(name, entry):
-            self._losses.gone(name, entry["n"], last.tail_number if last and known else None)
+    def _judge_gone(self, entries: Mapping[str, Entry], state: TailState) -> None:
+        """Streams that are not there any more, or not under their name: was anything of them unread?"""
+        news = {name: entry for name, entry in entries.items() if self._first_time(name, entry)}
+        found = fates(self._reads, {name: entry["id"] for name, entry in news.items()})
+        for name, entry in news.items():
+            fate = found[name]
+            if name in state.streams:
+                behind = None if fate.end is None else fate.end.tail_number
+                self._losses.recreated(name, entry["n"], behind)
+            elif not fate.there:
+                last = state.gone.get(name)
+                seen = last is not None and last.incarnation == entry["id"]
+                self._losses.gone(
+                    name, entry, fate.end, last.tail_number if last and seen else None
+                )
+            # Else it is there, and only not chosen any more: it is left out.
 
     def _behind_gaps(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """Entries of an older epoch than their stream's: the server knows what lies between."""
@@ -138,7 +153,7 @@ class History:
             if stream is not None and stream.incarnation == to["id"]:
                 begins[name] = self._remembered(name, None, _first(stream))
             elif self._first_time(name, to):
-                self._losses.gone(name, 0, to["n"])
+                self._losses.unread(name, 0, to["n"])
         return begins
 
     # ------------------------------------------------------------------ memory

@@ -3,12 +3,15 @@
 Where it sits: asked by the planner for streams whose identity or history changed, and by tasks for what
 the server reports while they read.
 
-    another incarnation                        loss: the records of the old one were not all read
-    stream gone, its last known tail read      none: it is dropped from the checkpoint in silence
+    another incarnation                        loss: it is another stream, whatever was read of the old one
+    stream gone, read to its end               none: it is dropped from the checkpoint in silence
     stream gone, otherwise                     loss
     checkpoint beyond the end of its epoch     loss: the server lost records that were read
     certain gap behind the checkpoint          loss
     possible gap (`certain` false)             a warning: nothing is known to be lost
+
+Where a removed stream ended is known to the server, for some time; behind that, the last tail that this
+process has seen must do.
 
 Invariants:
 - I-LOS-1  `failOnDataLoss=true` ends in `DataLoss` with stream, range, reason and a way out.
@@ -21,10 +24,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from millstream.client._pipeline_read import PipelineGap
 from millstream.errors import DataLoss
+from millstream.spark.offsets import epoch_of
 
 if TYPE_CHECKING:
-    from millstream.client._pipeline_read import PipelineGap
+    from millstream.client._pipeline_read import StreamEnd
+    from millstream.spark.offsets import Entry
 
 LOGGER: Final = logging.getLogger("millstream.spark")
 HINT: Final = (
@@ -80,35 +86,60 @@ class Losses:
 
     def found_before(self, stream: str, asked: int, first: int) -> None:
         """The first record asked for is no longer there."""
-        self.found(Loss(stream, f"records {asked} to {first - 1}", REASONS["retention"]))
+        self.found(Loss(stream, records(asked, first), REASONS["retention"]))
 
-    def recreated(self, stream: str, number: int) -> None:
-        self.found(
-            Loss(
-                stream,
-                f"everything from record {number} of the stream that the checkpoint knows",
-                "it was deleted, and another stream has its name now",
-            )
-        )
+    def recreated(self, stream: str, first: int, behind: int | None) -> None:
+        """Another stream has the name now. The old one had records up to `behind`; None: not known."""
+        if behind is None:
+            what = f"everything from record {first} of the stream that the checkpoint knows"
+        elif behind > first:
+            what = f"{records(first, behind)} of the stream that the checkpoint knows"
+        else:
+            what = f"everything from record {first}, where the stream of the checkpoint ended,"
+        self.found(Loss(stream, what, "it was deleted, and another stream has its name now"))
 
-    def gone(self, stream: str, number: int, tail_number: int | None) -> None:
-        """A stream vanished. `tail_number` is its last known tail; None if it is not known."""
-        if tail_number is None:
+    def gone(self, stream: str, entry: Entry, end: StreamEnd | None, seen: int | None) -> None:
+        """A stream vanished. `end` is where it ended, `seen` the last tail that was seen; None: not known."""
+        first = entry["n"]
+        if end is not None:
+            self._ended(stream, entry, end)
+        elif seen is not None:
+            self.unread(stream, first, seen)
+        else:
             self.found(
                 Loss(
                     stream,
-                    f"whatever came after record {number}",
+                    f"whatever came after record {first}",
                     "it was deleted or has expired, and nobody knows how far it went",
                 )
             )
-        elif tail_number > number:
+
+    def _ended(self, stream: str, entry: Entry, end: StreamEnd) -> None:
+        at, first, behind = entry["at"], entry["n"], end.tail_number
+        if behind > first:
+            self.unread(stream, first, behind)
+        elif behind < first or int(epoch_of(at)) < end.epoch:
+            # As many records or fewer, and others: a crash had taken some that were read.
             self.found(
                 Loss(
                     stream,
-                    f"records {number} to {tail_number - 1}",
-                    "it was deleted or has expired before they were read",
+                    f"the checkpoint is at record {first} (offset {at}), but the stream was cut back "
+                    f"and ended at record {behind}; what took the place of its last records",
+                    "it was deleted or has expired since",
                 )
             )
+        elif epoch_of(at) != epoch_of(end.tail_offset):
+            self.possible(stream, PipelineGap(at, end.tail_offset, "crash", certain=False))
+
+    def unread(self, stream: str, first: int, behind: int) -> None:
+        """A stream is gone that had records up to `behind`, of which `first` is the next to be read."""
+        if behind > first:
+            reason = "it was deleted or has expired before they were read"
+            self.found(Loss(stream, records(first, behind), reason))
+
+
+def records(first: int, behind: int) -> str:
+    return f"records {first} to {behind - 1}"
 
 
 def span(start: str, end: str) -> str:

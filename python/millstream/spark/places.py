@@ -19,7 +19,13 @@ from millstream.spark.offsets import Bound, Position
 from millstream.spark.plan import Place
 
 if TYPE_CHECKING:
-    from millstream.client._pipeline_read import FoundPlace, PipelineReads, StreamTail, Tails
+    from millstream.client._pipeline_read import (
+        FoundPlace,
+        PipelineReads,
+        StreamEnd,
+        StreamTail,
+        Tails,
+    )
     from millstream.spark.loss import Losses
     from millstream.spark.options import Options
 
@@ -106,6 +112,30 @@ def look_up(reads: PipelineReads, wanted: Wanted) -> dict[str, StreamTail]:
         part = names[begin : begin + NAMES_PER_REQUEST]
         answer = reads.tails(streams=[{"name": name, "at": wanted[name]} for name in part])
         found.update((stream.name, stream) for stream in answer.streams)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of one incarnation of a stream."""
+
+    there: bool
+    end: StreamEnd | None = None
+    """Where it ended; None if it is there, or if the server does not remember it."""
+
+
+def fates(reads: PipelineReads, wanted: Mapping[str, str]) -> dict[str, Fate]:
+    """Ask what became of streams, by name and incarnation."""
+    found: dict[str, Fate] = {}
+    names = list(wanted)
+    for begin in range(0, len(names), NAMES_PER_REQUEST):
+        part = names[begin : begin + NAMES_PER_REQUEST]
+        answer = reads.tails(streams=[{"name": n, "incarnation": wanted[n]} for n in part])
+        there = {stream.name: stream.incarnation for stream in answer.streams}
+        ends = {(end.name, end.incarnation): end for end in answer.removed}
+        for name in part:
+            alive = there.get(name) == wanted[name]
+            found[name] = Fate(alive, ends.get((name, wanted[name])))
     return found
 
 

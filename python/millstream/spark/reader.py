@@ -155,9 +155,9 @@ class ReadTask:
             if stream is not None and stream.incarnation == item.incarnation:
                 kept.append(item)
             elif stream is None:
-                self.losses.gone(item.stream, item.start.number, item.end.number)
+                self.losses.unread(item.stream, item.start.number, item.end.number)
             else:
-                self.losses.recreated(item.stream, item.start.number)
+                self.losses.recreated(item.stream, item.start.number, item.end.number)
         if len(kept) == len(ranges):
             # Gone for the read, there for the question: asking again could go on for ever.
             raise error

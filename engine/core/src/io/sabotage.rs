@@ -23,6 +23,8 @@ pub enum Sabotage {
     ForgetControl,
     /// A stage is acknowledged before it is on the device.
     StageUnsynced,
+    /// A checkpoint drops removed streams without a word about where they ended.
+    ForgetEndings,
 }
 
 #[cfg(feature = "sabotage")]

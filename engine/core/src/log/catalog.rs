@@ -4,7 +4,8 @@
 //! listings and at start. The values are opaque here: the checkpoint encodes them, each with the sequence it
 //! reflects. Sits beside `cold`: the catalog names extents, cold storage holds their bytes.
 //!
-//! Tables: `streams` path -> value, `ids` stream id -> path, `packs` number -> live bytes, `meta` name -> bytes.
+//! Tables: `streams` path -> value, `ids` stream id -> path, `packs` number -> live bytes, `endings` removal -> where the
+//! removed stream ended, `meta` name -> bytes.
 //! The store is redb on the disk door, so that a simulated disk sees and breaks every write of it.
 //!
 //! Invariants:
@@ -29,8 +30,10 @@ use redb::{
 
 use crate::error::EngineError;
 use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
+use crate::log::endings::Unwritten;
 use crate::model::StreamId;
 
+mod endings;
 mod export;
 mod view;
 
@@ -49,7 +52,10 @@ const CACHE_BYTES: usize = 16 * 1024 * 1024;
 const STREAMS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("streams");
 const IDS: TableDefinition<u64, &[u8]> = TableDefinition::new("ids");
 const PACKS: TableDefinition<u32, u64> = TableDefinition::new("packs");
+const ENDINGS: TableDefinition<u64, &[u8]> = TableDefinition::new("endings");
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
+/// How many tables there are.
+const TABLES: usize = 5;
 
 #[derive(Debug)]
 pub enum CatalogError {
@@ -232,13 +238,14 @@ impl Catalog {
     /// Readers may then rely on the tables. Costs a sync only where one is missing.
     fn create_tables(&self) -> Result<(), CatalogError> {
         let present = self.database()?.begin_read()?.list_tables()?.count();
-        if present == 4 {
+        if present == TABLES {
             return Ok(());
         }
         let transaction = self.begin_write()?;
         transaction.open_table(STREAMS)?;
         transaction.open_table(IDS)?;
         transaction.open_table(PACKS)?;
+        transaction.open_table(ENDINGS)?;
         transaction.open_table(META)?;
         Ok(transaction.commit()?)
     }
@@ -340,11 +347,23 @@ impl Catalog {
         meta: &[(&str, &[u8])],
         pack_live: &[(u32, i64)],
     ) -> Result<(), CatalogError> {
+        self.commit_with(changes, meta, pack_live, &Unwritten::default())
+    }
+
+    /// As [`Catalog::commit`], with what is to be remembered about removed streams.
+    pub fn commit_with(
+        &self,
+        changes: &[Change],
+        meta: &[(&str, &[u8])],
+        pack_live: &[(u32, i64)],
+        endings: &Unwritten,
+    ) -> Result<(), CatalogError> {
         contained(|| {
             let transaction = self.begin_write()?;
             put_streams(&transaction, changes)?;
             put_ids(&transaction, changes)?;
             put_packs(&transaction, pack_live)?;
+            endings::put_endings(&transaction, endings)?;
             let mut table = transaction.open_table(META)?;
             for (name, value) in meta {
                 table.insert(*name, *value)?;

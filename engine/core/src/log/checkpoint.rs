@@ -9,6 +9,7 @@
 //! - `I-CHECK-2` Files are synced before the catalog names them; the catalog is synced before the log is freed
 //!   or a file is unlinked.
 //! - `I-CHECK-3` A checkpoint that fails puts every taken byte back and leaves the streams dirty.
+//! - `I-CHECK-4` A stream leaves the catalog in the transaction that puts its ending in, or after it.
 
 use crate::report;
 use std::collections::HashSet;
@@ -17,10 +18,12 @@ use std::sync::Arc;
 
 use crate::codec::adopt::{UsedUp, encode_used_up};
 use crate::io::BootId;
+use crate::io::sabotage::{self, Sabotage};
 use crate::limits::{ADOPT_MIN_BYTES, CHECKPOINT_CHUNK_STREAMS};
 use crate::log::catalog::{CatalogError, Change};
 use crate::log::cold::{CheckpointWriter, ColdStore, is_damage, pack_release};
 use crate::log::directory::Directory;
+use crate::log::endings::Unwritten;
 use crate::log::index::check_bytes;
 use crate::metrics::{Counter, Metrics};
 use crate::model::{Adopted, Extent, FileRef, StreamId};
@@ -108,7 +111,7 @@ impl Checkpoint<'_> {
         dirty.dedup_by_key(|stream| stream.id);
         let mut chunks = dirty.chunks(CHECKPOINT_CHUNK_STREAMS).peekable();
         if chunks.peek().is_none() {
-            return self.commit(&[], &[], true);
+            return self.commit(&[], &[], 0, true);
         }
         let mut done = 0;
         while let Some(chunk) = chunks.next() {
@@ -195,7 +198,7 @@ impl Checkpoint<'_> {
         }
         pack_live.extend(summary.pack_live);
         // A removal goes before a put of the same path: ids grow, and changes keep their order.
-        self.commit(&changes, &pack_live, last)
+        self.commit(&changes, &pack_live, must_be_synced, last)
     }
 
     /// Writes what is in memory, and places what lies in staged packs: large sections as they are, small ones by a
@@ -283,6 +286,7 @@ impl Checkpoint<'_> {
         &self,
         changes: &[Change],
         pack_live: &[(u32, i64)],
+        synced: u64,
         last: bool,
     ) -> Result<(), CheckpointError> {
         let sequence = self.staged.to_le_bytes();
@@ -299,10 +303,18 @@ impl Checkpoint<'_> {
             meta.push((META_CHECKPOINT, &sequence));
             meta.push((META_USED_UP, &used_up));
         }
+        // Those of the streams that leave the catalog here are among them.
+        let endings = if sabotage::is(Sabotage::ForgetEndings) {
+            Unwritten::default()
+        } else {
+            self.directory.endings.unwritten(synced, self.now_ms)
+        };
         self.directory
             .catalog()
-            .commit(changes, &meta, pack_live)
-            .map_err(CheckpointError::Catalog)
+            .commit_with(changes, &meta, pack_live, &endings)
+            .map_err(CheckpointError::Catalog)?;
+        self.directory.endings.written(&endings);
+        Ok(())
     }
 
     fn finish_stream(&self, entry: &Taken) {

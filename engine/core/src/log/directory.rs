@@ -9,6 +9,7 @@
 //!   evicted only while nobody else holds it.
 //! - `I-DIR-2` A purged stream stays in the map as `Gone` until the catalog has forgotten it.
 
+use crate::report;
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map::RandomState};
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -19,6 +20,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::log::catalog::{Catalog, CatalogError};
 use crate::log::damaged::Damaged;
+use crate::log::endings::Endings;
 use crate::metrics::Metrics;
 use crate::model::{ContentType, StreamId};
 use crate::stream::handle::Stream;
@@ -37,6 +39,8 @@ pub struct Directory {
     dirty: Mutex<Vec<Arc<Stream>>>,
     content_types: RwLock<HashMap<Box<str>, Arc<ContentType>>>,
     pub damaged: Damaged,
+    /// Where streams ended that are here no more.
+    pub endings: Endings,
     /// Newest stamp of a change among the streams that have left memory.
     evicted_stamp: AtomicU64,
 }
@@ -67,6 +71,7 @@ impl Directory {
     pub fn new(catalog: Arc<Catalog>, metrics: Arc<Metrics>) -> Directory {
         Directory {
             damaged: Damaged::new(Arc::clone(&metrics)),
+            endings: Endings::default(),
             catalog,
             metrics,
             by_path: (0..SLOTS).map(|_| Mutex::default()).collect(),
@@ -76,6 +81,16 @@ impl Directory {
             content_types: RwLock::default(),
             evicted_stamp: AtomicU64::new(0),
         }
+    }
+
+    /// Takes over what the catalog remembers about removed streams. One whose row is damaged counts as not remembered,
+    /// which readers treat as loss.
+    pub fn recall_endings(&self) -> Result<(), CatalogError> {
+        match self.endings.recall(self.catalog.endings()?) {
+            0 => {}
+            count => report!("the ends of {count} removed streams do not decode and are forgotten"),
+        }
+        Ok(())
     }
 
     fn path_slot(&self, path: &str) -> &Mutex<HashSet<ByPath>> {

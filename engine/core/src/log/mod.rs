@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod cold;
 pub mod damaged;
 pub mod directory;
+pub mod endings;
 pub mod format;
 pub mod index;
 pub mod lock;

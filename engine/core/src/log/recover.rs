@@ -81,6 +81,7 @@ pub fn recover(
     let cold = ColdStore::new(Arc::clone(&doors.disk), OPEN_FILES_MAX)
         .map_err(|error| EngineError::io("cold store", error))?;
     let directory = Directory::new(catalog, Arc::clone(metrics));
+    directory.recall_endings().map_err(EngineError::from)?;
 
     let mut scan = Scan::open(disk, &names, checkpoint)?;
     let mut replay = Replay::new(&directory, &cold, metrics, losses, highest_epoch, last_boot);

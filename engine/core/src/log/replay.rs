@@ -12,6 +12,7 @@ use crate::error::EngineError;
 use crate::io::BootId;
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
+use crate::log::endings::Ending;
 use crate::metrics::Metrics;
 use crate::model::{Adopted, Class, StreamId};
 use crate::stream::handle::Stream;
@@ -157,6 +158,7 @@ impl<'a> Replay<'a> {
             }
             FrameKind::Adopt => self.adopt(&mut state, frame)?,
             FrameKind::SoftDelete | FrameKind::Purge => {
+                self.note_ending(&stream, &state, frame);
                 let freed = state.apply_delete(frame.kind == FrameKind::Purge, frame.sequence);
                 self.metrics.hot_bytes.sub(freed);
             }
@@ -170,6 +172,14 @@ impl<'a> Replay<'a> {
         state.publish_applied();
         self.note_unneeded(&stream, &state);
         Ok(())
+    }
+
+    /// A stream ends once: what is purged after a soft delete has ended with that.
+    fn note_ending(&self, stream: &Stream, state: &StreamState, frame: &Frame<'_>) {
+        if state.life == Life::Live && !stream.is_reserved() {
+            let ending = Ending::of_frame(frame, stream, state, &self.losses);
+            self.directory.endings.note(frame.sequence, ending);
+        }
     }
 
     /// A stage that was copied must not wait for another commit, whatever became of its streams.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
 use crate::error::ErrorCode;
+use crate::log::endings::Ending;
 use crate::model::{Gate, Stage, StreamId};
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::handle::Stream;
@@ -57,14 +58,20 @@ impl Engine {
             FrameKind::Purge
         };
         self.directory.mark_dirty(stream, &mut state.dirty);
+        let ending = Ending::of(stream, state, &self.losses, now_ms);
+        let payload = ending.payload();
+        let frame = ending.frame(kind, &payload);
         let sequence = {
             let mut open = self.shard.open()?;
-            open.admit(FRAME_HEADER_BYTES, true)?;
+            open.admit(frame.encoded_len(), true)?;
             open.touch(stream, state, state.visible, Stage::Synced);
-            let sequence = open.push(Frame::control(kind, stream.id, now_ms), false);
+            let sequence = open.push(frame, false);
             open.wants(sequence, Stage::Synced);
             sequence
         };
+        if !stream.is_reserved() {
+            self.directory.endings.note(sequence, ending);
+        }
         let release = (kind == FrameKind::SoftDelete && !soft).then_some(stream.id);
         let freed = state.apply_delete(kind == FrameKind::Purge, sequence);
         self.hot_counter(state).sub(freed);
@@ -176,3 +183,7 @@ impl Engine {
         Undone::refused(ErrorCode::StreamNotFound)
     }
 }
+
+#[cfg(test)]
+#[path = "delete_tests.rs"]
+mod tests;

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::error::ErrorCode;
 use crate::limits::TAILS_STREAMS_MAX;
+use crate::log::endings::Ending;
 use crate::model::{Class, ContentType, Gate, Offset, StreamId};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
@@ -125,13 +126,30 @@ impl Engine {
         }
     }
 
-    /// The stream that a path names; reserved ones are not there.
+    /// The stream that a path names, as it is for readers.
     pub fn find_settled(&self, path: &str) -> Result<Option<(Arc<Stream>, Tail)>, Undone> {
         let Some(stream) = self.find(path)? else {
             return Ok(None);
         };
+        self.end_expired(&stream);
         let tail = self.settled_tail(&stream)?;
         Ok(tail.map(|tail| (stream, tail)))
+    }
+
+    /// Makes the end of an expired stream final, so that it can be told. Where the log has no room now, the stream is
+    /// missing all the same, and where it ended is told later.
+    pub fn end_expired(&self, stream: &Arc<Stream>) {
+        if stream.expires && matches!(self.sweep(stream, self.now_ms()), Ok(true)) {
+            self.shard.kick();
+        }
+    }
+
+    /// Where a removed stream ended: that incarnation, or the newest removed one of the name.
+    pub fn ending(&self, name: &str, incarnation: Option<StreamId>) -> Option<Ending> {
+        let (synced, now_ms) = (self.shard.synced(), self.now_ms());
+        self.directory
+            .endings
+            .find(name, incarnation, synced, now_ms)
     }
 
     /// Every stream whose name matches, in memory or not.

@@ -183,6 +183,11 @@ pub fn offset_after(state: &StreamState, losses: &Losses, position: u64) -> Offs
     }
 }
 
+/// Epoch of the newest record; of the beginning if there is none.
+pub fn newest_epoch(state: &StreamState) -> u64 {
+    epoch_of_byte_before(state, state.tail)
+}
+
 fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
     let later = state
         .later_epochs

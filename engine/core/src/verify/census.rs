@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::log::catalog::{CATALOG_FILE, CatalogError, CatalogView};
+use crate::log::endings::Ending;
 use crate::log::pack::section_bytes;
 use crate::model::{Class, Extent, FileRef, StreamId};
 use crate::stream::handle::Stream;
@@ -96,6 +97,7 @@ impl<'a> Census<'a> {
         self.new_streams()?;
         self.check_ids()?;
         self.check_packs()?;
+        self.check_endings()?;
         self.check_fork_counts();
         Ok(())
     }
@@ -135,6 +137,18 @@ impl<'a> Census<'a> {
             None => Shadow::of(&stream),
         };
         self.relations(stream.id, &shadow, &damaged)
+    }
+
+    /// What is remembered of removed streams.
+    fn check_endings(&mut self) -> Result<(), CatalogError> {
+        for (sequence, value) in self.view.endings()? {
+            if Ending::decode(&value).is_none() {
+                let what =
+                    format!("where the stream ended that frame {sequence} removed does not decode");
+                self.report.error(CATALOG_FILE, None, what);
+            }
+        }
+        Ok(())
     }
 
     /// Streams that only the log knows.

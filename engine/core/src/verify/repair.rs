@@ -131,6 +131,7 @@ fn finish(
     let metrics = Arc::new(Metrics::default());
     let cold = ColdStore::new(Arc::clone(disk), OPEN_FILES).map_err(io_failed)?;
     let directory = Directory::new(Arc::clone(successor), Arc::clone(&metrics));
+    directory.recall_endings().map_err(catalog_failed)?;
     rebuilt.mark_moving(&directory).map_err(catalog_failed)?;
     let mut salvage = Salvage::new(&directory, &cold, &metrics, &meta, repaired);
     salvage.run(log)?;

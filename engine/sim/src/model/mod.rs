@@ -12,7 +12,7 @@ mod stream;
 use std::collections::BTreeMap;
 
 use millstream_core::error::ErrorCode;
-use millstream_core::model::{Class, Gate, Stage};
+use millstream_core::model::{Class, Gate, Offset, Stage};
 
 pub use self::stream::{
     Piece, Producer, StreamModel, Tag, committer_bytes, committer_name, producer_bytes,
@@ -74,8 +74,21 @@ pub enum Standing {
 pub struct World {
     pub streams: BTreeMap<u64, StreamModel>,
     pub paths: BTreeMap<&'static str, u64>,
+    /// Streams that were deleted, by incarnation.
+    pub endings: BTreeMap<u64, EndingModel>,
     /// Stages that were committed, by id, with the producer and its epoch.
     pub committed: BTreeMap<String, (u8, u64)>,
+}
+
+/// Where a stream was when it was deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndingModel {
+    pub path: &'static str,
+    pub tail: Offset,
+    pub records: u64,
+    /// The frame of the delete.
+    pub sequence: u64,
+    pub time_ms: u64,
 }
 
 /// What one stage holds for one stream.

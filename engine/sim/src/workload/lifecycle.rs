@@ -5,7 +5,7 @@ use millstream_core::model::{Class, Gate};
 use millstream_core::shard::engine::Engine;
 
 use super::{Done, Told};
-use crate::model::Standing;
+use crate::model::{EndingModel, Standing};
 use crate::run::Sim;
 
 impl Sim {
@@ -29,6 +29,7 @@ impl Sim {
                 Err(format!("deleted, it is {standing:?}"))
             }
             Some(Ok(gate)) => {
+                let time_ms = self.engine().now_ms();
                 let Some(model) = self.world.at_mut(path) else {
                     return Err("deleted, but it never was".into());
                 };
@@ -36,7 +37,16 @@ impl Sim {
                 // Its purge, if it is due at once, comes behind it.
                 model.control = gate.sequence;
                 model.newest = model.newest.max(gate.sequence);
+                let ending = EndingModel {
+                    path,
+                    tail: model.tail_offset(),
+                    records: model.records_of(model.pieces.len()),
+                    sequence: gate.sequence,
+                    time_ms,
+                };
                 let told = Told::Identity(Box::new(model.clone()));
+                let id = model.id;
+                self.world.endings.insert(id, ending);
                 self.park(gate, told)?;
                 Ok(format!("gate {gate:?}"))
             }

@@ -149,6 +149,7 @@ impl Sim {
     /// The engine must be as the model says, and whatever a reader sees now is seen for good.
     pub(crate) fn check_live(&mut self) -> Result<(), String> {
         let engine = self.engine();
+        check::endings(&engine, &self.world, self.marks(), self.sleeps)?;
         let checked = check::world(&engine, &self.world, self.marks(), self.sleeps);
         match checked {
             Err(problem) if self.faulty() && check::is_read_error(&problem) => Ok(()),

@@ -8,7 +8,7 @@ use std::io;
 
 use redb::{Key, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, Value};
 
-use super::{Catalog, CatalogError, IDS, META, PACKS, STREAMS, contained};
+use super::{Catalog, CatalogError, ENDINGS, IDS, META, PACKS, STREAMS, contained};
 
 /// Rows written in one transaction of the copy.
 const COPY_ROWS: usize = 20_000;
@@ -17,13 +17,14 @@ const COPY_ROWS: usize = 20_000;
 pub type Seen<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> io::Result<()>;
 
 impl Catalog {
-    /// Copies all four tables, as they are now, into an empty catalog.
+    /// Copies all tables, as they are now, into an empty catalog.
     pub fn copy_into(&self, target: &Catalog, seen: Seen<'_>) -> Result<(), CatalogError> {
         contained(|| {
             let from = self.database()?.begin_read()?;
             copy_table(&from, target, STREAMS, |path, value| seen(path, value))?;
             copy_table(&from, target, IDS, |_, _| Ok(()))?;
             copy_table(&from, target, PACKS, |_, _| Ok(()))?;
+            copy_table(&from, target, ENDINGS, |_, _| Ok(()))?;
             copy_table(&from, target, META, |_, _| Ok(()))
         })
     }

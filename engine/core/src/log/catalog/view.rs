@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use redb::{ReadTransaction, ReadableDatabase, ReadableTableMetadata};
 
+use super::endings::{self, EndingRow};
 use super::{
     CATALOG_FILE, CATALOG_FILE_NEW, Catalog, CatalogError, IDS, META, PACKS, STREAMS, contained,
 };
@@ -133,6 +134,10 @@ impl CatalogView {
             }
             Ok(packs)
         })
+    }
+
+    pub fn endings(&self) -> Result<Vec<EndingRow>, CatalogError> {
+        contained(|| endings::read_all(&self.transaction))
     }
 
     /// Every name and value of `meta`.

@@ -15,7 +15,8 @@ use crate::limits::{
     PATTERN_MAX_BYTES, PATTERN_PROGRAM_MAX_BYTES, TAILS_PLACES_MAX, TAILS_STREAMS_MAX,
     TAILS_WAIT_MAX_MS,
 };
-use crate::model::Offset;
+use crate::log::endings::Ending;
+use crate::model::{Offset, StreamId};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::Answer;
 use crate::shard::engine::{Engine, Undone};
@@ -38,6 +39,8 @@ enum Which {
 
 struct Named {
     name: String,
+    /// The one that is meant; if it is gone, its end is told.
+    incarnation: Option<StreamId>,
     at: Vec<Wanted>,
 }
 
@@ -59,7 +62,7 @@ struct Asked<'a> {
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "each stream is a name, or an object with name and at"
+    expecting = "each stream is a name, or an object with name, incarnation and at"
 )]
 enum AskedStream<'a> {
     Name(#[serde(borrow)] Cow<'a, str>),
@@ -71,6 +74,8 @@ enum AskedStream<'a> {
 struct AskedPlaces<'a> {
     #[serde(borrow)]
     name: Cow<'a, str>,
+    #[serde(default, borrow)]
+    incarnation: Option<Cow<'a, str>>,
     #[serde(default, borrow)]
     at: Vec<AskedPlace<'a>>,
 }
@@ -133,19 +138,21 @@ fn parse_names(streams: Vec<AskedStream<'_>>) -> Result<Vec<Named>, Refusal> {
             format!("A question is about at most {TAILS_STREAMS_MAX} streams."),
         ));
     }
-    let named: Vec<Named> = streams
+    let named = streams
         .into_iter()
         .map(|stream| match stream {
-            AskedStream::Name(name) => Named {
+            AskedStream::Name(name) => Ok(Named {
                 name: name.into_owned(),
+                incarnation: None,
                 at: Vec::new(),
-            },
-            AskedStream::With(places) => Named {
+            }),
+            AskedStream::With(places) => Ok(Named {
                 name: places.name.into_owned(),
+                incarnation: places.incarnation.as_deref().map(parse_id).transpose()?,
                 at: places.at.into_iter().map(Wanted::from).collect(),
-            },
+            }),
         })
-        .collect();
+        .collect::<Result<Vec<Named>, Refusal>>()?;
     if let Some(reserved) = named.iter().find(|named| is_reserved(&named.name)) {
         return Err(bad(format!("{:?} is a reserved name.", reserved.name)));
     }
@@ -155,6 +162,11 @@ fn parse_names(streams: Vec<AskedStream<'_>>) -> Result<Vec<Named>, Refusal> {
         )));
     }
     Ok(named)
+}
+
+fn parse_id(text: &str) -> Result<StreamId, Refusal> {
+    let parsed = text.parse().map(StreamId);
+    parsed.map_err(|_| bad(format!("{text:?} is no incarnation.")))
 }
 
 fn parse_pattern(text: &str) -> Result<Which, Refusal> {
@@ -184,12 +196,40 @@ pub struct Evaluated {
     stamp: u64,
     complete: bool,
     missing: Vec<Box<str>>,
+    /// How streams ended that are missing, or were meant and are replaced.
+    removed: Vec<Ending>,
     streams: Vec<(Tail, Places)>,
 }
 
 type Places = Option<Vec<Result<Found, Refusal>>>;
 
 impl Evaluated {
+    fn new(engine: &Engine, complete: bool) -> Evaluated {
+        Evaluated {
+            stamp: engine.shard.changes.begin(),
+            complete,
+            missing: Vec::new(),
+            removed: Vec::new(),
+            streams: Vec::new(),
+        }
+    }
+
+    /// A named stream is not there.
+    fn miss(&mut self, engine: &Engine, asked: &Named) {
+        self.missing.push(asked.name.as_str().into());
+        self.removed
+            .extend(engine.ending(&asked.name, asked.incarnation));
+    }
+
+    /// A named stream is there, or another one that has its name now.
+    fn meet(&mut self, engine: &Engine, asked: &Named, stream: &Arc<Stream>, tail: Tail) {
+        if let Some(meant) = asked.incarnation.filter(|meant| *meant != tail.incarnation) {
+            self.removed.extend(engine.ending(&asked.name, Some(meant)));
+        }
+        let places = find_places(engine, stream, asked);
+        self.streams.push((tail, places));
+    }
+
     /// Whether there is anything to tell.
     pub fn is_news(&self) -> bool {
         self.complete || !self.missing.is_empty() || !self.streams.is_empty()
@@ -211,33 +251,21 @@ pub fn evaluate(engine: &Engine, question: &Question) -> Result<Evaluated, Undon
     match &question.which {
         Which::Named(named) => all_named(engine, named),
         Which::Matching { prefix, pattern } => {
-            let stamp = engine.shard.changes.begin();
+            let mut evaluated = Evaluated::new(engine, true);
             let mut tails = engine.all_tails(prefix, &|name| pattern.is_match(name))?;
             tails.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-            Ok(Evaluated {
-                stamp,
-                complete: true,
-                missing: Vec::new(),
-                streams: tails.into_iter().map(|tail| (tail, None)).collect(),
-            })
+            evaluated.streams = tails.into_iter().map(|tail| (tail, None)).collect();
+            Ok(evaluated)
         }
     }
 }
 
 fn all_named(engine: &Engine, named: &[Named]) -> Result<Evaluated, Undone> {
-    let mut evaluated = Evaluated {
-        stamp: engine.shard.changes.begin(),
-        complete: true,
-        missing: Vec::new(),
-        streams: Vec::with_capacity(named.len()),
-    };
+    let mut evaluated = Evaluated::new(engine, true);
     for asked in named {
         match engine.find_settled(&asked.name)? {
-            Some((stream, tail)) => {
-                let places = find_places(engine, &stream, asked);
-                evaluated.streams.push((tail, places));
-            }
-            None => evaluated.missing.push(asked.name.as_str().into()),
+            Some((stream, tail)) => evaluated.meet(engine, asked, &stream, tail),
+            None => evaluated.miss(engine, asked),
         }
     }
     Ok(evaluated)
@@ -254,35 +282,31 @@ fn changed_named(
     named: &[Named],
     since: u64,
 ) -> Result<Option<Evaluated>, Undone> {
-    let mut evaluated = Evaluated {
-        stamp: engine.shard.changes.begin(),
-        complete: false,
-        missing: Vec::new(),
-        streams: Vec::new(),
-    };
+    let mut evaluated = Evaluated::new(engine, false);
     let mut absent = Vec::new();
     for asked in named {
         let Some(stream) = engine.find(&asked.name)? else {
-            absent.push(&*asked.name);
+            absent.push(asked);
             continue;
         };
         if stream.lock().changed < since {
             continue;
         }
+        engine.end_expired(&stream);
         match engine.settled_tail(&stream)? {
-            Some(tail) => {
-                let places = find_places(engine, &stream, asked);
-                evaluated.streams.push((tail, places));
-            }
-            None => evaluated.missing.push(asked.name.as_str().into()),
+            Some(tail) => evaluated.meet(engine, asked, &stream, tail),
+            None => evaluated.miss(engine, asked),
         }
     }
     let Some(removed) = engine.shard.changes.removed_since(since) else {
         return Ok(None);
     };
     let removed: HashSet<&str> = removed.iter().map(|name| &**name).collect();
-    let gone = absent.into_iter().filter(|name| removed.contains(name));
-    evaluated.missing.extend(gone.map(Box::from));
+    for asked in absent {
+        if removed.contains(&*asked.name) {
+            evaluated.miss(engine, asked);
+        }
+    }
     Ok((engine.directory.evicted_stamp() < since).then_some(evaluated))
 }
 
@@ -293,14 +317,10 @@ fn changed_matching(
     since: u64,
 ) -> Result<Option<Evaluated>, Undone> {
     let matches = |name: &str| pattern.is_match(name);
-    let mut evaluated = Evaluated {
-        stamp: engine.shard.changes.begin(),
-        complete: false,
-        missing: Vec::new(),
-        streams: Vec::new(),
-    };
+    let mut evaluated = Evaluated::new(engine, false);
     let mut gone: HashSet<Box<str>> = HashSet::new();
     for stream in engine.changed_streams(prefix, since, &matches) {
+        engine.end_expired(&stream);
         match engine.settled_tail(&stream)? {
             Some(tail) => evaluated.streams.push((tail, None)),
             None => {
@@ -319,6 +339,8 @@ fn changed_matching(
     }
     evaluated.missing.extend(gone);
     evaluated.missing.sort_unstable();
+    let ends = evaluated.missing.iter();
+    evaluated.removed = ends.filter_map(|name| engine.ending(name, None)).collect();
     let streams = &mut evaluated.streams;
     streams.sort_unstable_by(|(one, _), (other, _)| one.name.cmp(&other.name));
     Ok((engine.directory.evicted_stamp() < since).then_some(evaluated))
@@ -332,7 +354,32 @@ struct Told<'a> {
     complete: bool,
     now_ms: u64,
     missing: &'a [Box<str>],
+    removed: Vec<ToldEnding<'a>>,
     streams: Vec<ToldStream<'a>>,
+}
+
+#[derive(Serialize)]
+struct ToldEnding<'a> {
+    name: &'a str,
+    incarnation: String,
+    tail: ToldPlace,
+    epoch: u64,
+    time_ms: u64,
+}
+
+impl<'a> From<&'a Ending> for ToldEnding<'a> {
+    fn from(ending: &'a Ending) -> ToldEnding<'a> {
+        ToldEnding {
+            name: &ending.name,
+            incarnation: ending.incarnation.0.to_string(),
+            tail: ToldPlace {
+                offset: ending.tail,
+                number: ending.records,
+            },
+            epoch: ending.newest_epoch,
+            time_ms: ending.time_ms,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -450,6 +497,7 @@ pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> 
         complete: evaluated.complete,
         now_ms: engine.now_ms(),
         missing: &evaluated.missing,
+        removed: evaluated.removed.iter().map(ToldEnding::from).collect(),
         streams: streams.collect(),
     };
     let body = super::to_json(&told).map_err(Undone::refused)?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::io::{Disk, OpenMode};
 use crate::log::catalog::{Catalog, CatalogError, CatalogView, Change};
 use crate::log::directory::Directory;
+use crate::log::endings::{Ending, Unwritten};
 use crate::log::index;
 use crate::log::pack::{self, PACKS_DIRECTORY};
 use crate::log::segment::{self, Part};
@@ -85,7 +86,8 @@ impl<'a> Rebuild<'a> {
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_slice()))
             .collect();
-        self.successor.commit(&[], &meta, &[])?;
+        self.successor
+            .commit_with(&[], &meta, &[], &self.endings()?)?;
         let disk = Arc::clone(self.disk);
         let mut files = Files::new(&*disk);
         let mut after: Option<Vec<u8>> = None;
@@ -114,6 +116,31 @@ impl<'a> Rebuild<'a> {
         }
         self.keep_lost_files()?;
         Ok(self.rebuilt)
+    }
+
+    /// What is remembered of removed streams, as far as it checks.
+    fn endings(&mut self) -> Result<Unwritten, CatalogError> {
+        let rows = match self.view.endings() {
+            Err(CatalogError::Corrupt(what)) => {
+                self.repaired
+                    .gave_up(None, format!("where removed streams ended: {what}"));
+                return Ok(Unwritten::default());
+            }
+            read => read?,
+        };
+        let count = rows.len();
+        let good = rows.into_iter();
+        let put: Vec<_> = good
+            .filter(|(_, value)| Ending::decode(value).is_some())
+            .collect();
+        if put.len() < count {
+            let what = format!("where {} removed streams ended", count - put.len());
+            self.repaired.gave_up(None, what);
+        }
+        Ok(Unwritten {
+            put,
+            forget_below: 0,
+        })
     }
 
     /// The entry as the new catalog gets it; `None` if it is given up.
