@@ -3,12 +3,16 @@
 | fixture | what it is |
 | --- | --- |
 | `spark` | the shared classic session, `local[2]` |
-| `client` | a Millstream client of the test's own `server` |
+| `server` | the shared Millstream server, without streams; with the mark `own_server` one of the test's own |
+| `client` | a client of `server` |
 | `new_driver` | starts a `support.spark.Driver` with any master and settings |
 | `local_cluster` | a shared driver on `local-cluster[2,1,1024]`: two executor processes on one host |
 | `standalone` | the shared standalone cluster: master and two workers on 127.0.0.1 and 127.0.0.2 |
 | `standalone_driver` | a shared driver on it |
 | `connect_server`, `connect` | a shared Spark Connect server, and a driver with a session on it |
+
+With `--numprocesses=2 --dist=loadgroup` one process of pytest has all tests of the shared session, the other one those
+that start Spark processes of their own: each thing is started once, and one half computes while the other one waits.
 
 `support.spark.available_now(writer)` runs a stream with a deadline; `run_driver(script, folder, master=...)` runs a file once.
 Only here warnings of other people's packages are no errors: pyspark and py4j leave sockets to the collector.
@@ -27,7 +31,7 @@ import millstream
 from millstream.client._sync import Client
 from millstream.spark.session import build_session
 from support.server import Server
-from support.spark import SMALL, Driver, environment
+from support.spark import SMALL, TOKEN, TOKEN_VARIABLE, Driver, environment
 from support.spark_cluster import ConnectServer, StandaloneCluster
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(line), append=False)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+        in_session = "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("session" if in_session else "processes"))
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +66,7 @@ def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(spark_folder: Path) -> Iterator[Any]:
-    """The shared session. Its log is `jvm.log` in `spark_folder`."""
+    """The shared session. Its log is `jvm.log` in `spark_folder`, its event log is in `events` there."""
     saved = dict(os.environ)
     os.environ.update(
         {
@@ -69,8 +75,12 @@ def spark(spark_folder: Path) -> Iterator[Any]:
             if name.startswith(("SPARK_", "PYSPARK_"))
         }
     )
+    os.environ[TOKEN_VARIABLE] = TOKEN
+    (spark_folder / "events").mkdir()
     conf = {
         **SMALL,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": (spark_folder / "events").as_uri(),
         "spark.local.dir": str(spark_folder / "shared" / "local"),
         "spark.sql.warehouse.dir": str(spark_folder / "shared" / "warehouse"),
     }
@@ -94,6 +104,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         text = (folder / "jvm.log").read_text(errors="replace")
         report.sections.append(("spark log", text[-10_000:]))
     return report
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server start costs a second beside a busy JVM, so tests that do not kill it share one and leave it empty."""
+    if request.node.get_closest_marker("own_server") is not None:
+        yield request.getfixturevalue("start_server")(settings={"long_poll_timeout_ms": 2000})
+        return
+    shared: Server = request.getfixturevalue("shared_server")
+    yield shared
+    with millstream.connect(shared.url) as cleaning:
+        for found in list(cleaning.list()):
+            cleaning.stream(found.path).delete()
 
 
 @pytest.fixture

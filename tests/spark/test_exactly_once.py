@@ -187,6 +187,7 @@ def test_speculation(rounds: Rounds, standalone_driver: Driver) -> None:
         round_.check()
 
 
+@pytest.mark.own_server
 def test_the_server_is_killed_in_mid_batch(rounds: Rounds, spark: Any) -> None:
     for round_ in rounds():
         server = round_.server
