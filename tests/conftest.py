@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with Spark use both cores and share one JVM, so `make` runs them alone, one after the other. Those that
-    take minutes belong to the full counts."""
+    """Tests with Spark need both cores, so `make` runs them apart from the others. Those that take minutes belong to
+    the full counts."""
     wanted, with_long = config.getoption("--spark"), is_full(config)
     kept, left_out = [], []
     for item in items:
