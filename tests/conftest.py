@@ -51,6 +51,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("--spark") != "only":
+        return None
+    from support.spark_halves import scheduler
+
+    return scheduler(config, log)
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """True when the long counts are asked for (`--full` or MILLSTREAM_TEST_FULL=1)."""

@@ -11,8 +11,8 @@
 | `standalone_driver` | a shared driver on it |
 | `connect_server`, `connect` | a shared Spark Connect server, and a driver with a session on it |
 
-With `--numprocesses=2 --dist=loadgroup` one process of pytest has all tests of the shared session, the other one those
-that start Spark processes of their own: each thing is started once, and one half computes while the other one waits.
+With `--numprocesses=2` one process of pytest has the tests of the shared session, the other one those that start Spark
+processes of their own (`support.spark_halves`).
 
 `support.spark.available_now(writer)` runs a stream with a deadline; `run_driver(script, folder, master=...)` runs a file once.
 Only here warnings of other people's packages are no errors: pyspark and py4j leave sockets to the collector.
@@ -33,6 +33,7 @@ from millstream.spark.session import build_session
 from support.server import Server
 from support.spark import SMALL, TOKEN, TOKEN_VARIABLE, Driver, environment
 from support.spark_cluster import ConnectServer, StandaloneCluster
+from support.spark_halves import SHARED, half_of
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 300
@@ -46,7 +47,6 @@ TAMED = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.path.is_relative_to(HERE):
@@ -55,8 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(line), append=False)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-        in_session = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("session" if in_session else "processes"))
+        if half_of(item.nodeid) == "session":
+            heavy = SHARED.intersection(getattr(item, "fixturenames", ()))
+            assert not heavy, f"{item.nodeid} uses {heavy}: name it in support/spark_halves.py"
 
 
 @pytest.fixture(scope="session")
