@@ -7,6 +7,7 @@
 | `client` | a client of `server` |
 | `new_driver` | starts a `support.spark.Driver` with any master and settings |
 | `local_cluster` | a shared driver on `local-cluster[2,1,1024]`: two executor processes on one host |
+| `local_clusters` | gives that driver, a new one if the last one was killed |
 | `standalone` | the shared standalone cluster: master and two workers on 127.0.0.1 and 127.0.0.2 |
 | `standalone_driver` | a shared driver on it |
 | `connect_server`, `connect` | a shared Spark Connect server, and a driver with a session on it |
@@ -82,6 +83,7 @@ def spark(spark_folder: Path) -> Iterator[Any]:
     conf = {
         **SMALL,
         "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",  # a test reads it
         "spark.eventLog.dir": (spark_folder / "events").as_uri(),
         "spark.local.dir": str(spark_folder / "shared" / "local"),
         "spark.sql.warehouse.dir": str(spark_folder / "shared" / "warehouse"),
@@ -143,9 +145,24 @@ def new_driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 
 
 @pytest.fixture(scope="session")
-def local_cluster(spark_folder: Path) -> Iterator[Driver]:
-    with Driver(spark_folder / "local-cluster", master=LOCAL_CLUSTER) as driver:
-        yield driver
+def local_clusters(spark_folder: Path) -> Iterator[Callable[[], Driver]]:
+    """Gives the shared driver on `local-cluster`; one that a test has killed is replaced when it is asked for."""
+    started: list[Driver] = []
+
+    def running() -> Driver:
+        if not started or started[-1].process.poll() is not None:
+            folder = spark_folder / f"local-cluster-{len(started)}"
+            started.append(Driver(folder, master=LOCAL_CLUSTER))
+        return started[-1]
+
+    yield running
+    for driver in started:
+        driver.close()
+
+
+@pytest.fixture
+def local_cluster(local_clusters: Callable[[], Driver]) -> Driver:
+    return local_clusters()
 
 
 @pytest.fixture(scope="session")

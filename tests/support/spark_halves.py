@@ -25,7 +25,7 @@ TESTS = {
     "test_standalone",
     "test_land_runs_on_a_connect_server",
 }
-SHARED = {"local_cluster", "standalone", "standalone_driver", "connect_server", "connect"}
+SHARED = {"local_clusters", "standalone", "standalone_driver", "connect_server", "connect"}
 """Fixtures that the first half does without."""
 
 
