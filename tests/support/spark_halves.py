@@ -17,6 +17,7 @@ FILES = {
 TESTS = {
     "test_failing_tasks",
     "test_an_executor_is_killed_while_it_writes",
+    "test_the_driver_is_killed",
     "test_speculation",
     "test_the_same_errors_in_a_connect_session",
     "test_connect",
