@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what strong appends cost the weak ones beside them: open loop, latency from the schedule.
 
-    .venv/bin/python bench/mixed.py            # 3 repetitions of 10 s per cell, about 6 minutes
+    .venv/bin/python bench/mixed.py            # 3 repetitions of 10 s per cell, 6 to 15 minutes
     .venv/bin/python bench/mixed.py --quick    # 1 repetition of 3 s
 
 2,000 `memory` (or `disk`) appends per second alone, then with 5,000 `fsync` appends per second
@@ -12,7 +12,10 @@ below the `fsync` p50 of the same run; no append of the schedule is declined, re
 
 Server and generator share the cores. Where the system allows it, the generator's threads run at
 real-time priority, as if the load came from another machine; how late they sent nevertheless is
-part of the latency and shown beside it.
+part of the latency and shown beside it. Nothing that the server does can make such a thread late:
+where it was, somebody else had the core (a neighbour of a shared machine), and a p99 tells of that
+instead of the server. So a run whose generator was late is repeated, at most twice, and the one
+that was least late counts, whatever its latencies are; the record keeps all of them.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ STRONG_PER_SECOND = 5000
 # ever waits for an answer before it sends what is due.
 STRONG_CONNECTIONS, PIPELINE = 64, 1024
 STRONG = "fsync"
+# A run is repeated if 1 % of its weak appends were sent later than this.
+LATE_US_MOST, TRIES_MOST = 100, 3
 RISE_MOST = 1.5
 DELAYS_MS = (0, 200)
 DELAY_VARIABLE = "MILLSTREAM_FAULT_SYNC_DELAY_MS"
@@ -92,6 +97,22 @@ def measure_one(cell: Cell, options: argparse.Namespace, root: Path) -> Record:
     return record
 
 
+def measure_undisturbed(cell: Cell, options: argparse.Namespace, root: Path) -> Record:
+    """The run in which the generator was least late. One that failed counts at once."""
+    tries: list[Record] = []
+    while len(tries) < (1 if options.quick else TRIES_MOST):
+        tries.append(measure_one(cell, options, root))
+        if not tries[-1]["ok"] or lateness_us(tries[-1]) <= LATE_US_MOST:
+            break
+    chosen = min(tries, key=lambda one: lateness_us(one) if one["ok"] else 0)
+    return {**chosen, "tries": [one for one in tries if one is not chosen]}
+
+
+def lateness_us(record: Record) -> float:
+    """How late the weak appends were sent, at p99."""
+    return float(record["result"]["loads"][0]["lateness_us"]["p99"])
+
+
 def may_run_first() -> bool:
     """Whether this process may have real-time threads."""
     try:
@@ -116,7 +137,7 @@ def measure(run: session.Session, options: argparse.Namespace, root: Path) -> No
         # Alone and mixed follow each other, in turn first and second.
         order = chosen if repetition % 2 == 0 else chosen[::-1]
         for cell in order:
-            record = measure_one(cell, options, root)
+            record = measure_undisturbed(cell, options, root)
             record["repetition"] = repetition
             run.add(record)
             announce(run, record)
@@ -124,7 +145,9 @@ def measure(run: session.Session, options: argparse.Namespace, root: Path) -> No
 
 def announce(run: session.Session, record: Record) -> None:
     beside = f"with {STRONG}" if record["mixed"] else "alone"
-    run.say(f"  {record['weak']} {beside}, sync delay {record['delay_ms']} ms")
+    run.say(
+        f"  {record['weak']} {beside}, sync delay {record['delay_ms']} ms, try {len(record['tries']) + 1}"
+    )
     if "error" in record:
         run.say(f"    ERROR {record['error']}")
         return
@@ -213,6 +236,8 @@ def describe(document: session.Document) -> tuple[list[str], bool]:
         lines += _rows([one for one in records if one["cell"] == cell and "result" in one])
     ordinary = any(not one["realtime"] for one in records)
     lines += ["", "The generator ran at ordinary priority."] if ordinary else []
+    repeated = sum(len(one["tries"]) for one in records)
+    lines += ["", f"{len(records)} runs count; {repeated} others were disturbed and repeated."]
     lines += ["", "| bound | wanted | measured: median (range) | verdict |", "|---|---|---|---|"]
     verdicts = [judge(records, weak, delay) for delay in DELAYS_MS for weak in ("memory", "disk")]
     for verdict in verdicts:

@@ -27,6 +27,7 @@ use crate::io::sabotage::{self, Sabotage};
 use crate::model::StreamId;
 
 pub mod adopt;
+pub mod checksum;
 
 pub const FILE_HEADER_BYTES: u64 = 64;
 pub const BATCH_HEADER_BYTES: usize = 64;

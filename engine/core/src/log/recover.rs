@@ -87,12 +87,8 @@ pub fn recover(
     scan.run(&mut replay, progress)?;
     replay.finish()?;
     directory.give_expiry_slack();
-    let live = directory.catalog().packs().map_err(EngineError::from)?;
     let mut used_up = std::mem::take(&mut replay.used_up);
     used_up.extend(known_used_up);
-    let stages = cold
-        .find_stages(&live, &used_up)
-        .map_err(|error| EngineError::io("staged packs", error))?;
     let failed = has_failed_mark(disk)?;
     let last = LastRun {
         losses: replay.losses.clone(),
@@ -110,6 +106,11 @@ pub fn recover(
     let clean = last.ended == Ended::Cleanly;
     let (unneeded, frames) = (std::mem::take(&mut replay.unneeded), replay.frames);
     let started = begin_new_file(doors, &scan, config, last)?;
+    // Removes files because of what the log says, which lasts only from here on.
+    let live = directory.catalog().packs().map_err(EngineError::from)?;
+    let stages = cold
+        .find_stages(&live, &used_up)
+        .map_err(|error| EngineError::io("staged packs", error))?;
     if fresh {
         finish_directory(disk)?;
     }

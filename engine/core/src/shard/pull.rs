@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::codec::checksum;
 use crate::log::cold::check_one;
 use crate::model::{Extent, IndexEntry};
 use crate::shard::engine::Engine;
@@ -45,6 +46,45 @@ impl Block {
             Some((_, extent)) => check_one(extent, append, entry),
             None => Ok(()),
         }
+    }
+
+    /// How many of these appends are sound, and what is wrong with the next one. `bytes` begin as the first of them
+    /// does, at `from`.
+    pub fn check_run(
+        &self,
+        bytes: &[u8],
+        from: u64,
+        entries: &[IndexEntry],
+    ) -> (usize, io::Result<()>) {
+        let Some((_, extent)) = &self.origin else {
+            return (entries.len(), Ok(()));
+        };
+        let mut start = 0;
+        let mut sound = 0;
+        let (threes, _) = entries.as_chunks::<3>();
+        for three in threes {
+            let ends = three.map(|entry| (entry.end - from) as usize);
+            let pieces = [
+                &bytes[start..ends[0]],
+                &bytes[ends[0]..ends[1]],
+                &bytes[ends[1]..ends[2]],
+            ];
+            if checksum::three(pieces) != three.map(|entry| entry.crc) {
+                break;
+            }
+            start = ends[2];
+            sound += 3;
+        }
+        // The last ones, and those of whom one has failed.
+        for entry in &entries[sound..] {
+            let end = (entry.end - from) as usize;
+            if let Err(error) = check_one(extent, &bytes[start..end], entry) {
+                return (sound, Err(error));
+            }
+            start = end;
+            sound += 1;
+        }
+        (sound, Ok(()))
     }
 
     fn clear(&mut self) {

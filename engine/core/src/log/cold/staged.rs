@@ -83,7 +83,6 @@ impl ColdStore {
     ) -> io::Result<Vec<StageRecord>> {
         let named: HashSet<u32> = live.iter().map(|(number, _)| *number).collect();
         let mut found = Vec::new();
-        let mut removed = false;
         for entry in self.disk.list(PACKS_DIRECTORY)? {
             let Some(number) = pack::parse_name(&entry.name) else {
                 continue;
@@ -94,7 +93,6 @@ impl ColdStore {
             match stage::read(&*self.disk, number)? {
                 Some(record) if used_up.contains(&record.used_up()) => {
                     self.remove_pack(number)?;
-                    removed = true;
                 }
                 Some(record) => {
                     self.kept.lock().waiting.insert(number);
@@ -103,8 +101,8 @@ impl ColdStore {
                 None => {}
             }
         }
-        if removed {
-            // Before what says so is freed or forgotten.
+        if !used_up.is_empty() {
+            // Before what says so is freed or forgotten. The run before may have removed a file without that.
             self.sync_packs()?;
         }
         Ok(found)

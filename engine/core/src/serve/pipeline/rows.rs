@@ -97,19 +97,11 @@ impl Walk<'_> {
         entries: &[IndexEntry],
         epoch: u64,
     ) -> (usize, Option<Refusal>) {
-        let mut start = 0;
-        let mut failed = None;
-        let mut sound = entries.len();
-        for (number, entry) in entries.iter().enumerate() {
-            let end = (entry.end - course.position) as usize;
-            if let Err(error) = block.check(&bytes[start..end], entry) {
-                self.engine.examine_block(block, &error);
-                failed = Some(self.engine.read_failed(error));
-                sound = number;
-                break;
-            }
-            start = end;
-        }
+        let (sound, checked) = block.check_run(bytes, course.position, entries);
+        let failed = checked.err().map(|error| {
+            self.engine.examine_block(block, &error);
+            self.engine.read_failed(error)
+        });
         let entries = &entries[..sound];
         let comma = usize::from(course.json);
         self.encoder
