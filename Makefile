@@ -111,13 +111,14 @@ test-rust: $(SYNCED)
 	cargo test --quiet --workspace --exclude millstream-sim $(LOCKED)
 	cargo test --quiet --release -p millstream-sim $(LOCKED)
 
-# Most tests wait for a process of their own, so two at a time fit on two cores. Those with Spark share one JVM, which
-# needs both: they run after the others, alone. Either half may be empty (pytest's 5) when ARGS chooses tests, not both.
+# Most tests wait for a process of their own, so two at a time fit on two cores. Those with Spark run after the others:
+# one process has the tests of the shared session, the other one all others (tests/support/spark_halves.py). Either
+# half may be empty (pytest's 5) when ARGS chooses tests, not both.
 test-python: $(BUILT) setup
 	empty=0; \
 	$(BIN)/python -m pytest --spark=without --numprocesses=2 --dist=worksteal $(ARGS) \
 	  || { [ $$? = 5 ] && empty=1; }; \
-	$(BIN)/python -m pytest --spark=only $(ARGS) || { [ $$? = 5 ] && [ $$empty = 0 ]; }
+	$(BIN)/python -m pytest --spark=only --numprocesses=2 --dist=loadscope $(ARGS) || { [ $$? = 5 ] && [ $$empty = 0 ]; }
 
 test: lint test-rust test-python ## Everything at its short counts (below 15 minutes on 2 cores)
 

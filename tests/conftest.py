@@ -16,6 +16,7 @@ pytest.register_assert_rewrite("support", "clients.javascript_expected")
 from support.http import Api  # noqa: E402 - rewriting must be registered first
 from support.server import Server  # noqa: E402
 
+SYNC_DELAY = "MILLSTREAM_FAULT_SYNC_DELAY_MS"
 SPARK_TESTS = Path(__file__).resolve().parent / "spark"
 
 _serial = itertools.count()
@@ -36,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with Spark use both cores and share one JVM, so `make` runs them alone, one after the other. Those that
-    take minutes belong to the full counts."""
+    """Tests with Spark need both cores, so `make` runs them apart from the others. Those that take minutes belong to
+    the full counts."""
     wanted, with_long = config.getoption("--spark"), is_full(config)
     kept, left_out = [], []
     for item in items:
@@ -48,6 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("--spark") != "only":
+        return None
+    from support.spark_halves import scheduler
+
+    return scheduler(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +92,11 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
     def start(*, data_dir: Path | None = None, **options: Any) -> Server:
-        server = Server(data_dir or tmp_path / f"data-{len(started)}", **options)
+        folder = data_dir or tmp_path / f"data-{len(started)}"
+        if (options.get("environment") or {}).keys() == {SYNC_DELAY} and not folder.exists():
+            # A new directory takes four syncs: they need not be slow, too.
+            Server(folder).close()
+        server = Server(folder, **options)
         started.append(server)
         _running.append(server)
         return server

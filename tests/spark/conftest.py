@@ -3,12 +3,17 @@
 | fixture | what it is |
 | --- | --- |
 | `spark` | the shared classic session, `local[2]` |
-| `client` | a Millstream client of the test's own `server` |
+| `server` | the shared Millstream server, without streams; with the mark `own_server` one of the test's own |
+| `client` | a client of `server` |
 | `new_driver` | starts a `support.spark.Driver` with any master and settings |
 | `local_cluster` | a shared driver on `local-cluster[2,1,1024]`: two executor processes on one host |
+| `local_clusters` | gives that driver, a new one if the last one was killed |
 | `standalone` | the shared standalone cluster: master and two workers on 127.0.0.1 and 127.0.0.2 |
 | `standalone_driver` | a shared driver on it |
 | `connect_server`, `connect` | a shared Spark Connect server, and a driver with a session on it |
+
+With `--numprocesses=2` one process of pytest has the tests of the shared session, the other one those that start Spark
+processes of their own (`support.spark_halves`).
 
 `support.spark.available_now(writer)` runs a stream with a deadline; `run_driver(script, folder, master=...)` runs a file once.
 Only here warnings of other people's packages are no errors: pyspark and py4j leave sockets to the collector.
@@ -27,8 +32,9 @@ import millstream
 from millstream.client._sync import Client
 from millstream.spark.session import build_session
 from support.server import Server
-from support.spark import SMALL, Driver, environment
+from support.spark import SMALL, TOKEN, TOKEN_VARIABLE, Driver, environment
 from support.spark_cluster import ConnectServer, StandaloneCluster
+from support.spark_halves import SHARED, half_of
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 300
@@ -50,6 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(line), append=False)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+        if half_of(item.nodeid) == "session":
+            heavy = SHARED.intersection(getattr(item, "fixturenames", ()))
+            assert not heavy, f"{item.nodeid} uses {heavy}: name it in support/spark_halves.py"
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +69,7 @@ def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(spark_folder: Path) -> Iterator[Any]:
-    """The shared session. Its log is `jvm.log` in `spark_folder`."""
+    """The shared session. Its log is `jvm.log` in `spark_folder`, its event log is in `events` there."""
     saved = dict(os.environ)
     os.environ.update(
         {
@@ -69,8 +78,13 @@ def spark(spark_folder: Path) -> Iterator[Any]:
             if name.startswith(("SPARK_", "PYSPARK_"))
         }
     )
+    os.environ[TOKEN_VARIABLE] = TOKEN
+    (spark_folder / "events").mkdir()
     conf = {
         **SMALL,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",  # a test reads it
+        "spark.eventLog.dir": (spark_folder / "events").as_uri(),
         "spark.local.dir": str(spark_folder / "shared" / "local"),
         "spark.sql.warehouse.dir": str(spark_folder / "shared" / "warehouse"),
     }
@@ -97,6 +111,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server start costs a second beside a busy JVM, so tests that do not kill it share one and leave it empty."""
+    if request.node.get_closest_marker("own_server") is not None:
+        yield request.getfixturevalue("start_server")(settings={"long_poll_timeout_ms": 2000})
+        return
+    shared: Server = request.getfixturevalue("shared_server")
+    yield shared
+    with millstream.connect(shared.url) as cleaning:
+        for found in list(cleaning.list()):
+            cleaning.stream(found.path).delete()
+
+
+@pytest.fixture
 def client(server: Server) -> Iterator[Client]:
     with millstream.connect(server.url) as connected:
         yield connected
@@ -118,9 +145,24 @@ def new_driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 
 
 @pytest.fixture(scope="session")
-def local_cluster(spark_folder: Path) -> Iterator[Driver]:
-    with Driver(spark_folder / "local-cluster", master=LOCAL_CLUSTER) as driver:
-        yield driver
+def local_clusters(spark_folder: Path) -> Iterator[Callable[[], Driver]]:
+    """Gives the shared driver on `local-cluster`; one that a test has killed is replaced when it is asked for."""
+    started: list[Driver] = []
+
+    def running() -> Driver:
+        if not started or started[-1].process.poll() is not None:
+            folder = spark_folder / f"local-cluster-{len(started)}"
+            started.append(Driver(folder, master=LOCAL_CLUSTER))
+        return started[-1]
+
+    yield running
+    for driver in started:
+        driver.close()
+
+
+@pytest.fixture
+def local_cluster(local_clusters: Callable[[], Driver]) -> Driver:
+    return local_clusters()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ Classic session here; the same texts in a Connect session at the end.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import pytest
 from millstream.client._sync import Client
 from support.reverse_proxy import ReverseProxy
 from support.server import Server
-from support.spark import Driver, available_now
+from support.spark import TOKEN, TOKEN_VARIABLE, Driver, available_now
 from support.spark_reading import batch, filled, stream
 
-TOKEN = "a-token-that-must-not-show-17"
+READ_TIMEOUT_S = 120.0
+DEADLINE_S = 60.0
 
 
 def text_of(action: Any) -> str:
@@ -72,9 +74,28 @@ def test_a_wrong_schema(spark: Any, server: Server, client: Client) -> None:
     check(text, "schema_mismatch", "the source gives stream, offset, timestamp, value")
 
 
-def test_an_unreachable_server(spark: Any) -> None:
-    frame = batch(spark, "http://127.0.0.1:9", subscribe="a", readTimeout="1s")
-    check(text_of(frame.collect), "unreachable", "cannot reach http://127.0.0.1:9")
+def test_an_unreachable_server_is_told_soon(spark: Any, tmp_path: Path) -> None:
+    """Whatever a query begins with, it fails after `connectTimeout`: long before `readTimeout`, here the default."""
+    nobody, soon = "http://127.0.0.1:9", {"connectTimeout": "1s"}
+    read = batch(spark, nobody, subscribe="a", **soon)
+    follow = stream(spark, nobody, subscribe="a", **soon).writeStream.format("noop")
+    rows = spark.range(1).selectExpr("'1' AS value")
+    write = rows.write.format("millstream").mode("append").options(url=nobody, stream="a", **soon)
+    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    sink = numbers.selectExpr("CAST(value AS STRING) AS value").writeStream.format("millstream")
+    sink = sink.options(url=nobody, stream="a", **soon)
+    for number, action in enumerate(
+        (
+            read.collect,
+            lambda: available_now(follow.option("checkpointLocation", str(tmp_path / "follow"))),
+            write.save,
+            lambda: available_now(sink.option("checkpointLocation", str(tmp_path / "sink"))),
+        )
+    ):
+        began = time.monotonic()
+        text = text_of(action)
+        assert time.monotonic() - began < READ_TIMEOUT_S / 2, f"action {number}"
+        check(text, "unreachable", f"cannot reach {nobody}", "`url`", "tried for 1 s")
 
 
 def test_a_server_without_the_paths_of_the_pipeline(spark: Any, server: Server) -> None:
@@ -120,28 +141,60 @@ def test_a_missing_token(spark: Any, server: Server) -> None:
 
 def test_the_token_is_nowhere_to_be_seen(
     spark: Any,
+    spark_folder: Path,
     client: Client,
     proxy: ReverseProxy,
     token_file: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """Not in the plan, the checkpoint, the progress, the errors, the logs of the JVM, or Spark's event log."""
     filled(client, "a", 5)
-    options = {"subscribe": "a", "tokenFile": str(token_file), "startingOffsets": "earliest"}
-    frame = stream(spark, proxy.url, **options)
-    checkpoint = tmp_path / "checkpoint"
-    writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    progress = available_now(writer)
-    assert sum(item["numInputRows"] for item in progress) == 5
-    batch(spark, proxy.url, **options).explain(mode="extended")
-    proxy.refusal = 403
-    error = text_of(batch(spark, proxy.url, **options).collect)
-    kept = [file.read_text(errors="replace") for file in checkpoint.rglob("*") if file.is_file()]
-    assert len(kept) >= 3
+    client.create("b", content_type="application/json")
+    texts = []
+    for number, token in enumerate(({"tokenFile": str(token_file)}, {"tokenEnv": TOKEN_VARIABLE})):
+        proxy.refusal = None
+        frame = stream(spark, proxy.url, subscribe="a", startingOffsets="earliest", **token)
+        checkpoint = tmp_path / f"checkpoint-{number}"
+        writer = frame.select("value").writeStream.format("millstream")
+        writer = writer.options(url=proxy.url, stream="b", **token)
+        progress = available_now(writer.option("checkpointLocation", str(checkpoint)))
+        assert sum(item["numInputRows"] for item in progress) == 5
+        kept = [
+            file.read_text(errors="replace") for file in checkpoint.rglob("*") if file.is_file()
+        ]
+        assert len(kept) >= 3
+        read = batch(spark, proxy.url, subscribe="a", **token)
+        read.explain(mode="extended")
+        assert read.count() == 5
+        proxy.refusal = 403
+        error = text_of(batch(spark, proxy.url, subscribe="a", **token).collect)
+        check(error, "forbidden", "(403)")
+        texts += [*kept, str(progress), error]
     shown = capfd.readouterr()
-    assert "Physical Plan" in shown.out
-    for text in (*kept, shown.out, shown.err, error, str(progress)):
+    assert shown.out.count("Physical Plan") == 2
+    events = event_log(spark, spark_folder / "events")
+    for plan in ("BatchScan millstream", "MicroBatchScan", "QueryProgressEvent"):
+        assert plan in events, f"no {plan}: the event log is not whole"
+    jvm = (spark_folder / "jvm.log").read_text(errors="replace")
+    for text in (*texts, shown.out, shown.err, events, jvm):
         assert TOKEN not in text
+
+
+def event_log(spark: Any, folder: Path) -> str:
+    """All that Spark has noted until now. Events are written behind the caller's back: the last one is awaited."""
+    mark = f"the end of {time.monotonic_ns()}"
+    spark.sparkContext.setJobDescription(mark)
+    spark.range(1).collect()
+    spark.sparkContext.setJobDescription(None)
+    until = time.monotonic() + DEADLINE_S
+    while True:
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        text = "".join(file.read_text(errors="replace") for file in files)
+        if mark in text:
+            return text
+        assert time.monotonic() < until, f"no event of the last job in {files}"
+        time.sleep(0.05)
 
 
 def errors_in_connect(spark: Any, url: str) -> list[str]:

@@ -94,9 +94,9 @@ def test_an_executor_is_killed_while_it_writes(rounds: Rounds, local_cluster: Dr
 
 
 def test_the_driver_is_killed(
-    rounds: Rounds, new_driver: Callable[..., Driver], spark: Any
+    rounds: Rounds, local_clusters: Callable[[], Driver], standalone_driver: Driver
 ) -> None:
-    """kill -9 at a point between stage, commit and checkpoint; a driver with another plan goes on."""
+    """kill -9 at a point between stage, commit and checkpoint; a driver elsewhere, with another plan, goes on."""
     points = [
         ("PUT", STAGE, "before"),
         ("PUT", STAGE, "after"),
@@ -105,7 +105,7 @@ def test_the_driver_is_killed(
         ("POST", COMMIT, "answered"),
     ]
     for round_ in rounds():
-        driver = new_driver(master="local[2]")
+        driver = local_clusters()
         method, path, moment = round_.random.choice(points)
         print(f"kill {moment} {method} {path}")
 
@@ -125,7 +125,9 @@ def test_the_driver_is_killed(
         driver.process.wait(ROUND_DEADLINE_S)
         round_.proxy.check()
         before = len(round_.written())
-        ran = jobs.copy(spark, **round_.arguments(partitions=3))
+        ran = standalone_driver.call(
+            jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments(partitions=3)
+        )
         print(f"{before} records before the kill, then batches {ran}")
         round_.check()
 
@@ -187,6 +189,7 @@ def test_speculation(rounds: Rounds, standalone_driver: Driver) -> None:
         round_.check()
 
 
+@pytest.mark.own_server
 def test_the_server_is_killed_in_mid_batch(rounds: Rounds, spark: Any) -> None:
     for round_ in rounds():
         server = round_.server

@@ -26,7 +26,8 @@ from millstream.spark.jobs.driver import Step
 from millstream.spark.jobs.job import Request, Target
 from support.commands import Run
 from support.server import Server
-from support.spark import SMALL, Driver
+from support.spark import SMALL
+from support.spark_cluster import ConnectServer
 
 pytestmark = pytest.mark.long
 
@@ -113,6 +114,7 @@ def test_land_goes_on_until_it_is_stopped_and_then_where_it_was(
 def test_what_cannot_work_is_refused_before_spark_starts(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:
+    before = list(tmp_path.iterdir())
     cases = [
         (("land", "--from", "s", "--to", "stream:x"), 2, "use job `copy`"),
         (("copy", "--from", "s", "--to", "lake"), 2, "use job `land`"),
@@ -129,7 +131,7 @@ def test_what_cannot_work_is_refused_before_spark_starts(
         assert run.end(60.0) == code, run.err
         assert any(text in line for line in run.err), run.err
         assert run.err[0].startswith("error: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["data-0"]  # the server's
+    assert list(tmp_path.iterdir()) == before
 
 
 def test_a_missing_stream_is_one_clear_error(spark: Any, server: Server, tmp_path: Path) -> None:
@@ -164,21 +166,20 @@ def test_copy_appends_the_records_of_streams_to_one_stream_once(
         assert [value["n"] for value in copied if value["from"] == name] == list(range(100))
 
 
-def land_remotely(spark: Any, *, url: str, target: str) -> list[int]:
-    """Runs in the driver of the Connect session."""
-    request = Request(url, ("remote/*",), Target.parse(target), {"table": "delta"})
-    driver.check(find("land"), request)
-    summary = driver.watch(driver.start(find("land"), request, spark), lambda _: None)
-    return [summary.batches, summary.rows]
-
-
-def test_land_runs_in_a_connect_session(
-    connect: Driver, server: Server, client: Client, tmp_path: Path
+def test_land_runs_on_a_connect_server(
+    start: Callable[..., Run], connect_server: ConnectServer, client: Client, tmp_path: Path
 ) -> None:
-    client.create("remote/s", content_type="application/json").append_many([{"n": 1}] * 70)
+    stream = client.create("remote/s", content_type="application/json")
     lake = tmp_path / "lake"
-    assert connect.call(land_remotely, url=server.url, target=str(lake)) == [1, 70]
-    assert deltalake.DeltaTable(lake).to_pyarrow_table().num_rows == 70
+    land = ("--json", "pipeline", "run", "land", "--from", "remote/*", "--to", str(lake))
+    land += ("--table", "delta", "--remote", connect_server.url)
+    for rows, total in ((70, 70), (5, 75)):
+        stream.append_many([{"n": 1}] * rows)
+        run = start(*land)
+        assert run.end() == 0, run.err
+        assert sum(line["rows"] for line in batches(run)) == rows
+        assert deltalake.DeltaTable(lake).to_pyarrow_table().num_rows == total
+        assert run.left() == []
 
 
 def test_progress_on_a_log_is_one_line_a_second_and_ends_with_the_newest(

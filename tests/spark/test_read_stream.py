@@ -222,6 +222,7 @@ def test_a_first_batch_that_is_repeated_loses_nothing(
     assert seen == [10, 11, 12, 13, 14]
 
 
+@pytest.mark.own_server  # removing that many takes longer than starting one
 def test_ten_thousand_streams(spark: Any, server: Server, tmp_path: Path) -> None:
     """Few tasks for many active streams, and a checkpoint entry below 1 MB."""
     names = [f"chat/{index:05d}" for index in range(10_000)]

@@ -176,12 +176,6 @@ def test_what_cannot_work_is_refused_before_a_row_is_computed(
     assert expected in text
 
 
-def test_an_unreachable_server_is_named(spark: Any) -> None:
-    frame = spark.range(1).selectExpr("'1' AS value")
-    text = refusal(lambda: write(frame, "http://127.0.0.1:9", stream="s", readTimeout="1s"))
-    assert "unreachable: cannot reach http://127.0.0.1:9" in text
-
-
 def test_output_mode_complete_is_refused(spark: Any, server: Server, tmp_path: Path) -> None:
     frame = (
         spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()

@@ -51,6 +51,9 @@ SMALL: dict[str, str] = {
     "spark.excludeOnFailure.enabled": "false",
 }
 """Settings that every session of the tests starts from."""
+TOKEN_VARIABLE = "MILLSTREAM_TEST_TOKEN"
+TOKEN = "a-token-that-must-not-show-17"
+"""What the shared session has in its environment, for tests of `tokenEnv`; they look for it everywhere else."""
 
 
 def environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -48,7 +48,14 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         raise AttributeError(f"module 'millstream.spark' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except ImportError:
+        from millstream.spark.versions import require_spark
+
+        require_spark()  # a missing or older pyspark is told in our words
+        raise
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

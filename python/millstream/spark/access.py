@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from millstream.client._reach import reach
 from millstream.client._sync import Client, default_url
 from millstream.client._wire import parse_url
-from millstream.errors import InvalidArgument, OptionInvalid
+from millstream.errors import ConnectionFailed, InvalidArgument, OptionInvalid
 
 if TYPE_CHECKING:
     from millstream.spark.options import Options
@@ -31,6 +32,29 @@ class Access:
     token_env: str
     token_file: str
     patience_ms: int
+    """For a server that was there before."""
+    first_patience_ms: int
+    """For the first contact of a query."""
+
+    def connect_first(self) -> Client:
+        """A client whose server has answered. Where a query begins: a wrong address is told soon."""
+        client = self.connect()
+        try:
+            self.reach(client)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def reach(self, client: Client) -> None:
+        seconds = min(self.first_patience_ms, self.patience_ms) / 1000
+        try:
+            reach(client, seconds)
+        except ConnectionFailed as error:
+            raise error.reworded(
+                hint=f"is the server running, and is the option `url` right? It was tried for "
+                f"{seconds:g} s (option `connectTimeout`)"
+            ) from None
 
     def connect(self) -> Client:
         """A client with the token as it is now on this machine."""
@@ -90,4 +114,5 @@ def access(options: Options) -> Access:
         token_env=options.text("tokenEnv"),
         token_file=options.text("tokenFile"),
         patience_ms=options.required_number("readTimeout"),
+        first_patience_ms=options.required_number("connectTimeout"),
     )

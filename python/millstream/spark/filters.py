@@ -168,7 +168,7 @@ class FilteringReader(BatchReader):
     @clear
     def partitions(self) -> list[InputPartition]:
         access = self._batch.task.access
-        with access.connect() as client:
+        with access.connect_first() as client:
             reads = PipelineReads(client, access.patience_seconds)
             ranges = narrow(reads, self._batch.ranges(reads), self._narrowed)
             return list(divide(reads, ranges, self._batch.sizes)) or [RangesPartition(())]

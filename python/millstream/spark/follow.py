@@ -84,7 +84,7 @@ class Follower:
     def start(self) -> TailState:
         """The tails as they are now; from here on they are followed. May be called again."""
         if self._state is None:
-            self._client = self._access.connect()
+            self._client = self._access.connect_first()
             self._reads = PipelineReads(self._client, self._access.patience_seconds)
             answer = self._selection.ask(self._reads)
             streams = self._selection.all_there(answer)

@@ -69,7 +69,8 @@ TABLE: Final[tuple[Option, ...]] = (
     Option("url", Kind.TEXT, "MILLSTREAM_URL of the driver, else http://127.0.0.1:4437", "address of the server", ALL),
     Option("tokenEnv", Kind.TEXT, "", "name of the environment variable, on driver and executors, that holds the bearer token", ALL),
     Option("tokenFile", Kind.TEXT, "", "file, on driver and executors, that holds the bearer token; read anew for each task", ALL),
-    Option("readTimeout", Kind.DURATION, "120s", "how long a server that is unreachable or restarting is tried again before the query fails", ALL, minimum=1_000, maximum=86_400_000),
+    Option("connectTimeout", Kind.DURATION, "10s", "how long the first contact of a query may take: a batch read or write, the start of a stream, batch 0 of a streaming write; then it fails with `unreachable`", ALL, minimum=1_000, maximum=86_400_000),
+    Option("readTimeout", Kind.DURATION, "120s", "how long a running query tries a server again that has become unreachable or restarts; shorter than `connectTimeout`, it counts for the first contact, too", ALL, minimum=1_000, maximum=86_400_000),
     # --- what to read
     Option("subscribe", Kind.TEXT, "", "names of streams, separated by commas", READS),
     Option("subscribePattern", Kind.TEXT, "", "regular expression that the whole name must match; a stream that appears later is read from its first record", READS),

@@ -313,7 +313,7 @@ class BatchPlan:
 
     def partitions(self) -> list[InputPartition]:
         access = self.task.access
-        with access.connect() as client:
+        with access.connect_first() as client:
             reads = PipelineReads(client, access.patience_seconds)
             return list(divide(reads, self.ranges(reads), self.sizes))
 

@@ -275,7 +275,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reads(self) -> PipelineReads:
         if self._client is None:
-            self._client = self._plan.task.access.connect()
+            self._client = self._plan.task.access.connect_first()
         return PipelineReads(self._client, self._plan.task.access.patience_seconds)
 
     def _known_history(self) -> History:

@@ -114,6 +114,8 @@ class _Write:
         place = task_place()
         rows = Rows(self._options, place.partition)
         with self._access.connect() as client:
+            if place.batch == 0:
+                self._access.reach(client)
             if self._options.direct:
                 producer, epoch = self._direct_numbers(place)
                 appender = DirectAppender(
@@ -272,6 +274,8 @@ def batch_writer(
             "a batch write takes `producerId` and `batchId` together, or none of them",
             hint="in foreachBatch: `.option('producerId', NAME).option('batchId', batch_id)`",
         )
+    if not parsed.batch_id:  # a later batch of foreachBatch: the server was there before
+        access.connect_first().close()
     producer = parsed.producer_id or uuid.uuid4().hex
     return BatchWriter(parsed, access, producer=producer, batch=parsed.batch_id or 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -55,3 +57,32 @@ def test_what_is_said(present: dict[str, str], said: str, monkeypatch: pytest.Mo
 def test_what_is_here_fits() -> None:
     versions.require_spark()
     assert versions.installed("no-such-package") is None
+
+
+OLD = """
+import importlib.metadata, sys
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "4.1.4" if name == "pyspark" else real(name)
+sys.modules["pyspark.sql.streaming.datasource"] = None  # what 4.1 lacks
+from millstream.errors import SetupError
+import millstream.spark
+try:
+    millstream.spark.MillstreamDataSource
+except SetupError as error:
+    print(error.code, error.message, error.hint, sep="|")
+import pyspark_millstream
+try:
+    pyspark_millstream.DefaultSource({})
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_an_older_pyspark_is_one_sentence_wherever_it_is_met() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OLD], capture_output=True, text=True, timeout=60, check=True
+    )
+    by_name, by_format = done.stdout.splitlines()
+    sentence = "pyspark 4.1.4 does not fit: the connector needs 4.2 or newer, below 5"
+    assert by_name == f"setup_incomplete|{sentence}|{versions.INSTALL_HINT}"
+    assert by_format == f"setup_incomplete: {sentence}. Hint: {versions.INSTALL_HINT}."
