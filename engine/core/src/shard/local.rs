@@ -152,9 +152,7 @@ impl Engine {
                 checksum = crc32c::crc32c_append(checksum, value);
                 bytes += (stream.len() + value.len()) as u64;
             }
-            let staged = builder.finish(id, checksum, bytes)?;
-            let gate = staged.gate;
-            Ok((staged, gate))
+            Ok((builder.finish(id, checksum, bytes)?, Gate::OPEN))
         })
     }
 

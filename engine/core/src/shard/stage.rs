@@ -10,7 +10,7 @@ use crate::codec::adopt::UsedUp;
 use crate::error::ErrorCode;
 use crate::limits::{STAGE_ENTRY_BYTES, STAGE_STREAMS_MAX};
 use crate::log::stage::{self, StageHead, StageRecord, StageSection};
-use crate::model::{Gate, IndexEntry, Media};
+use crate::model::{IndexEntry, Media};
 use crate::refusal::Refusal;
 use crate::report;
 use crate::shard::engine::{Engine, Undone};
@@ -28,7 +28,6 @@ pub struct StageBuilder<'e> {
     by_name: HashMap<Box<str>, usize>,
     rows: u64,
     now_ms: u64,
-    gate: Gate,
 }
 
 struct Target {
@@ -45,7 +44,6 @@ pub struct Staged {
     pub record: Arc<StageRecord>,
     /// `false`: the same bytes were there already.
     pub new: bool,
-    pub gate: Gate,
 }
 
 impl<'e> StageBuilder<'e> {
@@ -56,7 +54,6 @@ impl<'e> StageBuilder<'e> {
             by_name: HashMap::new(),
             rows: 0,
             now_ms: engine.now_ms(),
-            gate: Gate::OPEN,
         }
     }
 
@@ -80,12 +77,14 @@ impl<'e> StageBuilder<'e> {
                 .check_life(&stream, &mut state, self.now_ms)
                 .map_err(named)?;
             let gate = self.engine.control_gate(&state);
-            if gate.sequence > self.gate.sequence {
-                self.gate = gate;
-            }
             if state.closed {
                 let refusal = Refusal::new(ErrorCode::StreamClosed);
                 return Err(named(Undone::Refused { refusal, gate }));
+            }
+            if !gate.is_open() {
+                // A stage is on disk before its answer: the stream that it names must be there for good, or its
+                // number could come to mean another one.
+                return Err(Undone::Wait);
             }
         }
         let number = self.targets.len();
@@ -137,7 +136,7 @@ impl<'e> StageBuilder<'e> {
                 index: &target.index,
             })
             .collect();
-        self.engine.write_stage(head, &sections, self.gate)
+        self.engine.write_stage(head, &sections)
     }
 }
 
@@ -200,7 +199,6 @@ impl Engine {
         &self,
         head: StageHead,
         sections: &[StageSection<'_>],
-        gate: Gate,
     ) -> Result<Staged, Undone> {
         let (id, checksum, body_bytes) = (head.id.clone(), head.checksum, head.body_bytes);
         let reserved = stage::file_bytes(&head, sections);
@@ -226,11 +224,7 @@ impl Engine {
         self.stages.finish(&id, reserved, record.clone());
         self.count_stages();
         match (written, record) {
-            (Ok(_), Some(record)) => Ok(Staged {
-                record,
-                new: true,
-                gate,
-            }),
+            (Ok(_), Some(record)) => Ok(Staged { record, new: true }),
             (Err(error), _) if error.kind() == io::ErrorKind::StorageFull => {
                 Err(Undone::refused(ErrorCode::StorageFull))
             }
@@ -325,11 +319,7 @@ fn answer_used(found: Found, checksum: u32, body_bytes: u64) -> Result<Staged, U
         Found::Waiting(record)
             if record.head.checksum == checksum && record.head.body_bytes == body_bytes =>
         {
-            Ok(Staged {
-                record,
-                new: false,
-                gate: Gate::OPEN,
-            })
+            Ok(Staged { record, new: false })
         }
         Found::Busy => Err(Undone::Wait),
         Found::Committed(_) => Err(Undone::refused(ErrorCode::StageCommitted)),

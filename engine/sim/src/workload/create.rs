@@ -332,11 +332,16 @@ fn first_units(piece: &Piece, json: bool, count: u64) -> Option<Piece> {
     if !json {
         return Some(Piece::new(piece.bytes.get(..count as usize)?, 1));
     }
-    let mut ends = piece
-        .bytes
-        .iter()
-        .enumerate()
-        .filter(|(_, byte)| **byte == b',');
+    // Messages may be arrays, whose commas end nothing; no string of the workload has a bracket or a comma.
+    let mut depth = 0;
+    let mut ends = piece.bytes.iter().enumerate().filter(|(_, byte)| {
+        match byte {
+            b'[' => depth += 1,
+            b']' => depth -= 1,
+            _ => {}
+        }
+        **byte == b',' && depth == 0
+    });
     let (end, _) = ends.nth(count as usize - 1)?;
     Some(Piece::new(&piece.bytes[..=end], count))
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use millstream_core::error::ErrorCode;
+use millstream_core::model::Gate;
 use millstream_core::shard::adopt::{CommitRequest, CommitStage, Committed};
 use millstream_core::shard::engine::{Engine, Undone};
 use millstream_core::shard::stage::{StageBuilder, Staged};
@@ -60,7 +61,7 @@ impl Sim {
             Some(Ok(staged)) => {
                 for path in shares.keys() {
                     let told = self.identity_at(path);
-                    self.park(staged.gate, told)?;
+                    self.park(Gate::OPEN, told)?;
                 }
                 let shares = shares.into_values().collect();
                 let stage = StageModel {

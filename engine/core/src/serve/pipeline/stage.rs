@@ -150,7 +150,5 @@ fn answer(engine: &Engine, staged: &Staged) -> Result<Answer, Undone> {
     let body = serde_json::to_vec(&described);
     let body = body.map_err(|_| Undone::refused(ErrorCode::Internal))?;
     let status = if staged.new { 201 } else { 200 };
-    let mut answer = Answer::json(status, body);
-    answer.gate = staged.gate;
-    Ok(answer)
+    Ok(Answer::json(status, body))
 }
