@@ -192,7 +192,6 @@ impl<'a> Replay<'a> {
     /// Takes over staged bytes again. Their pack was synced before the frame was written and is kept until a checkpoint
     /// has placed them, so that one which is not there is damage of what was promised, as in the log itself.
     fn adopt(&self, state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
-        check_position(state, frame)?;
         let extra = AppendExtra::decode(frame.flags, frame.extra);
         let (Some(producer), Some(adopted)) = (
             extra.and_then(|extra| extra.producer),
@@ -204,6 +203,10 @@ impl<'a> Replay<'a> {
             .into_iter()
             .filter(|section| section.len > 0)
             .collect();
+        // Without bytes it tells of a commit to a stream whose bytes go through no frame: then it has no place.
+        if !adopted.is_empty() {
+            check_position(state, frame)?;
+        }
         let mut sections = Vec::with_capacity(adopted.len());
         for section in &adopted {
             let index = self.cold.relative_index(section).map_err(|error| {

@@ -195,6 +195,10 @@ impl Sim {
                         self.operate(op)
                     }
                 });
+                // The work may go on to wait for a sync, and nobody else is here to do it.
+                if worked.is_ok() && !self.sync_stands_still && !self.machine.is_off() {
+                    worked = self.commit(true).map(drop);
+                }
                 machine.release();
             }
             (beside.join(), worked)
