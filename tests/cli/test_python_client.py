@@ -290,13 +290,21 @@ def test_followers_and_producers_survive_a_killed_server(server: Server, path: s
         stream = client.create(path, content_type=JSON)
         follower = stream.follow(on_reconnect=lambda error, _: lost.append(error))
         found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.extend(record.value for record in follower))
+        connected = threading.Event()
+
+        def read() -> None:
+            for record in follower:
+                found.append(record.value)
+                connected.set()
+
+        thread = threading.Thread(target=read)
         thread.start()
         try:
             with stream.producer("p", batch_records_max=10) as producer:
                 for number in range(3000):
                     producer.append(number)
                     if number in (1000, 2000):
+                        assert connected.wait(30)
                         server.kill()
                         server.restart()
                 producer.flush(60)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from millstream import errors
 from millstream.client._http import Head, Request, Response, TransportFailure
@@ -25,12 +25,11 @@ from millstream.client._problem import error_from_response
 from millstream.client._steps import may_repeat
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from millstream.client._sync import Client
-    from millstream.client._transport_sync import Connection
+    from millstream.client._transport_sync import Allocate, Connection
 
 T = TypeVar("T")
+Bytes: TypeAlias = bytes | bytearray
 TAILS_PATH: Final = "/v1/tails"
 READ_PATH: Final = "/v1/read"
 WAIT_MS_MAX: Final = 60_000
@@ -122,7 +121,7 @@ class Next:
 class Window:
     """One answer of `/v1/read`: an Arrow IPC stream, and what is left."""
 
-    data: Buffer
+    data: Bytes
     gaps: tuple[WindowGap, ...]
     next: Next | None
 
@@ -161,7 +160,7 @@ class PipelineReads:
         columns: Sequence[str],
         key_path: str | None = None,
         max_bytes: int,
-        allocate: Callable[[int], Buffer] = bytearray,
+        allocate: Allocate = bytearray,
     ) -> Window:
         """One window of the ranges, in order; `allocate` makes the buffer that it is received into."""
         body: dict[str, Any] = {
@@ -191,8 +190,8 @@ class PipelineReads:
         path: str,
         body: Mapping[str, Any],
         extra_seconds: float,
-        allocate: Callable[[int], Buffer] = bytearray,
-    ) -> tuple[Mapping[str, str], Buffer]:
+        allocate: Allocate = bytearray,
+    ) -> tuple[Mapping[str, str], Bytes]:
         operations = self._client._operations
         data = json.dumps(body, separators=(",", ":")).encode()
         request = Request("POST", operations.endpoint.prefix + path, JSON_HEADERS, data)
@@ -228,8 +227,8 @@ class PipelineReads:
                 raise errors.ClientClosed("the read was stopped")
 
     def _exchange(
-        self, request: Request, timeout_seconds: float, allocate: Callable[[int], Buffer]
-    ) -> tuple[Head, Buffer]:
+        self, request: Request, timeout_seconds: float, allocate: Allocate
+    ) -> tuple[Head, Bytes]:
         pool = self._client._pool
         connection = self._busy = pool.acquire(timeout_seconds)
         keep = False
@@ -246,7 +245,7 @@ class PipelineReads:
 # ---------------------------------------------------------------------------- answers
 
 
-def json_body(data: Buffer) -> dict[str, Any]:
+def json_body(data: Bytes) -> dict[str, Any]:
     try:
         document = json.loads(bytes(data))
     except ValueError as error:

@@ -17,7 +17,7 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from millstream.client import _steps as steps
 from millstream.client._http import (
@@ -37,7 +37,8 @@ from millstream.errors import ClientClosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from typing_extensions import Buffer
+    Allocate: TypeAlias = Callable[[int], bytearray]
+    """Makes a buffer of so many bytes: a bytearray, or what else can be written to like one."""
 
     from millstream.client._wire import Endpoint
 
@@ -117,8 +118,8 @@ class Connection:
         return b"".join(parts)
 
     def read_body_once(
-        self, timeout_seconds: float, bytes_max: int, allocate: Callable[[int], Buffer]
-    ) -> Buffer:
+        self, timeout_seconds: float, bytes_max: int, allocate: Allocate
+    ) -> bytes | bytearray:
         """The whole body; one of a known length is received straight into a buffer of that length."""
         length = self.parser.take_length(bytes_max)
         if length is None:

@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from millstream._engine import Engine, EngineError
@@ -35,6 +36,7 @@ DRAIN_MS: Final = 1_300
 CONTROL_STOP_S: Final = 0.5
 EXIT_DEADLINE_S: Final = 1.95
 EXIT_SECOND_SIGNAL: Final = 130
+LOOK_AGAIN_S: Final = 1.0
 
 _REPAIR: Final = (
     "`millstream verify --data-dir DIR` shows all damage, and with --repair keeps what checks; "
@@ -143,7 +145,8 @@ class Signals:
 
     def __init__(self) -> None:
         self._asked = False
-        self._noticed = threading.Event()
+        # A handler runs between any two steps of the thread that waits: unlike an event, this has no lock to be caught in.
+        self._noticed: SimpleQueue[None] = SimpleQueue()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -163,13 +166,14 @@ class Signals:
 
     def notice(self) -> None:
         """Has whoever waits look again."""
-        self._noticed.set()
+        self._noticed.put(None)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Returns when `condition` holds after a notice, or when a stop was asked for."""
         while not (self._asked or condition()):
-            self._noticed.wait()
-            self._noticed.clear()
+            # A signal just before the wait begins is handled only when it ends.
+            with suppress(Empty):
+                self._noticed.get(timeout=LOOK_AGAIN_S)
 
     def wait(self, control: ControlThread | None) -> None:
         """Returns when a stop was asked for, or when the control plane died."""
@@ -182,7 +186,7 @@ class Signals:
         if self._asked:
             os._exit(EXIT_SECOND_SIGNAL)
         self._asked = True
-        self._noticed.set()
+        self._noticed.put(None)
 
 
 def _listening_line(settings: Settings, port: int) -> str:
