@@ -120,7 +120,7 @@ test-python: $(BUILT) setup
 	  || { [ $$? = 5 ] && empty=1; }; \
 	$(BIN)/python -m pytest --spark=only --numprocesses=2 --dist=loadscope $(ARGS) || { [ $$? = 5 ] && [ $$empty = 0 ]; }
 
-test: lint test-rust test-python ## Everything at its short counts (below 15 minutes on 2 cores)
+test: lint test-rust test-python ## Everything at its short counts
 
 test-full: export MILLSTREAM_TEST_FULL = 1
 test-full: export MILLSTREAM_SIM_SEEDS = 10000

@@ -12,10 +12,11 @@ below the `fsync` p50 of the same run; no append of the schedule is declined, re
 
 Server and generator share the cores. Where the system allows it, the generator's threads run at
 real-time priority, as if the load came from another machine; how late they sent nevertheless is
-part of the latency and shown beside it. Nothing that the server does can make such a thread late:
-where it was, somebody else had the core (a neighbour of a shared machine), and a p99 tells of that
-instead of the server. So a run whose generator was late is repeated, at most twice, and the one
-that was least late counts, whatever its latencies are; the record keeps all of them.
+part of the latency and shown beside it. Such a thread waits for no thread of the server; where it
+was late nevertheless, mostly somebody else had the core (a neighbour of a shared machine), and a p99
+tells of that. So a run whose generator was late is repeated, at most twice, and the one that was
+least late counts, whatever its latencies are; the record keeps all of them. Beside the strong load
+the generator is a little later than alone, also on a quiet machine: two loads share two cores.
 """
 
 from __future__ import annotations

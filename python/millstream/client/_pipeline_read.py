@@ -247,7 +247,7 @@ class PipelineReads:
 
 def json_body(data: Bytes) -> dict[str, Any]:
     try:
-        document = json.loads(bytes(data))
+        document = json.loads(data)
     except ValueError as error:
         raise errors.ProtocolError(f"the server's answer is no JSON: {error}") from None
     if not isinstance(document, dict):

@@ -37,10 +37,10 @@ from millstream.errors import ClientClosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from millstream.client._wire import Endpoint
+
     Allocate: TypeAlias = Callable[[int], bytearray]
     """Makes a buffer of so many bytes: a bytearray, or what else can be written to like one."""
-
-    from millstream.client._wire import Endpoint
 
 CONNECT_SECONDS_MAX: Final = 5.0
 IDLE_CONNECTIONS_MAX: Final = 8
