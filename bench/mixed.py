@@ -10,11 +10,13 @@ follow a schedule fixed in advance, and latency counts from the scheduled time, 
 stalls cannot slow the load down. Bounds: `memory` p99 rises at most by half; `disk` p99 stays
 below the `fsync` p50 of the same run; no append of the schedule is declined, refused or lost.
 
-Server and generator share the cores. Where the system allows it, the generator's threads run at
-real-time priority, as if the load came from another machine; how late they sent nevertheless is
-part of the latency and shown beside it. Such a thread waits for no thread of the server; where it
-was late nevertheless, mostly somebody else had the core (a neighbour of a shared machine), and a p99
-tells of that. So a run whose generator was late is repeated, at most twice, and the one that was
+Server and generator share the cores. Where the system allows it, the thread that sends the weak
+appends runs at real-time priority, as if the load came from another machine; how late it sent
+nevertheless is part of the latency and shown beside it. The strong ones come from an ordinary
+thread: a second one with priority would hold both cores against the server, which no load from
+another machine does. A thread with priority waits for no thread of the server; where it was late
+nevertheless, mostly somebody else had the core (a neighbour of a shared machine), and a p99 tells of
+that. So a run whose generator was late is repeated, at most twice, and the one that was
 least late counts, whatever its latencies are; the record keeps all of them. Beside the strong load
 the generator is a little later than alone, also on a quiet machine: two loads share two cores.
 """
@@ -82,7 +84,7 @@ def measure_one(cell: Cell, options: argparse.Namespace, root: Path) -> Record:
     arguments = (
         *("mixed", "--load", cell.load, "--pipeline", str(PIPELINE)),
         *("--seconds", f"{options.seconds:g}", "--warmup", "1"),
-        *("--realtime", "2" if options.realtime else "0"),
+        *("--realtime", "1" if options.realtime else "0"),
     )
     data = fresh_directory(root, cell.name)
     environment = {DELAY_VARIABLE: str(cell.delay_ms)} if cell.delay_ms else {}
@@ -132,7 +134,7 @@ def measure(run: session.Session, options: argparse.Namespace, root: Path) -> No
         for is_mixed in (False, True)
     ]
     priority = "real-time" if options.realtime else "ordinary"
-    run.say(f"the generator runs at {priority} priority")
+    run.say(f"the weak appends are sent at {priority} priority")
     for repetition in range(options.repetitions):
         run.say(f"repetition {repetition + 1} of {options.repetitions}")
         # Alone and mixed follow each other, in turn first and second.

@@ -7,18 +7,21 @@ Invariants:
 - I-SES-2  With `log_file` nothing of the JVM reaches the terminal: its log and its raw output go to that file, which
            is rolled at 32 MiB and kept four times.
 - I-SES-3  What the caller sets in `conf` wins over every default here.
+- I-SES-4  A Connect server that does not answer is told within `REACH_SECONDS`: pyspark itself tries for minutes.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from millstream.errors import InvalidArgument, SetupError
+from millstream.errors import ConnectionFailed, InvalidArgument, SetupError
 from millstream.spark.java import ensure_java
 from millstream.spark.versions import require_spark
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_MASTER: Final = "local[*]"
+CONNECT_PORT: Final = 15002
+REACH_SECONDS: Final = 10.0
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_CONFIGURATION: Final = """status = error
 rootLogger.level = {level}
@@ -106,6 +111,8 @@ def _remote_session(app_name: str, remote: str, conf: dict[str, str]) -> SparkSe
         ensure_java()
         _stay_on_this_machine()
         conf = {**_local_defaults(), **conf}
+    else:
+        _reach_connect_server(remote)
     try:
         builder = SparkSession.builder.remote(remote).appName(app_name)
         for name, value in conf.items():
@@ -115,6 +122,26 @@ def _remote_session(app_name: str, remote: str, conf: dict[str, str]) -> SparkSe
         raise SetupError(
             f"a Connect session needs more packages: {error}", hint="pip install 'pyspark[connect]'"
         ) from error
+
+
+def _reach_connect_server(remote: str) -> None:
+    """Returns when somebody listens there; what he speaks is told by the session that follows."""
+    try:
+        address = urlsplit(remote)
+        host, port = address.hostname, address.port or CONNECT_PORT
+    except ValueError as error:
+        raise InvalidArgument(f"{remote!r} is no address: {error}") from None
+    if address.scheme != "sc" or not host:
+        raise InvalidArgument(
+            f"{remote!r} is no address of a Connect server", hint="sc://host:port"
+        )
+    try:
+        socket.create_connection((host, port), REACH_SECONDS).close()
+    except OSError as error:
+        raise ConnectionFailed(
+            f"no Spark Connect server answers at {host}:{port}: {error.strerror or error}",
+            hint="start one with Spark's sbin/start-connect-server.sh, or leave --remote out to run here",
+        ) from None
 
 
 def _classic_session(

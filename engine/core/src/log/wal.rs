@@ -22,7 +22,8 @@ pub const WAL_DIR: &str = "wal";
 /// Left in the data directory when a write or sync of the log has failed: what was written but not synced may be
 /// gone although the machine has not restarted.
 pub const FAILED_MARK: &str = "log-failed";
-const ZERO_PIECE_BYTES: usize = 1 << 20;
+/// A write is not interrupted on many kernels, and appends wait for the core meanwhile: small pieces.
+const ZERO_PIECE_BYTES: usize = 256 << 10;
 
 /// A prepared log file.
 pub struct WalFile {
