@@ -196,8 +196,11 @@ def command_tree(
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     yield names, command
     if isinstance(command, click.Group):
-        for name in command.list_commands(click.Context(command)):
-            yield from command_tree((*names, name), command.commands[name])
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from command_tree((*names, name), found)
 
 
 def spark_option_tables() -> str:

@@ -44,7 +44,7 @@ def test_python_blocks_compile_and_import_what_exists(guide: Path) -> None:
 def resolved(words: list[str]) -> tuple[click.Command, list[str]]:
     command: click.Command = cli
     while words and isinstance(command, click.Group) and not words[0].startswith("-"):
-        found = command.commands.get(words[0])
+        found = command.get_command(click.Context(command), words[0])
         assert found is not None, f"there is no command `{words[0]}`"
         command, words = found, words[1:]
     return command, words

@@ -1,29 +1,18 @@
 """The tree of commands and the one place where an exception becomes an exit code.
 
-Where it sits: the entry point `millstream`; each command is a module beside this one.
+Where it sits: the entry point `millstream`; each command is a module beside this one, imported when it is asked for: a
+server need not load what a demo uses.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import (
-    append,
-    backup,
-    demo,
-    doctor,
-    pipeline,
-    pipeline_submit,
-    read,
-    serve,
-    stream,
-    tail,
-    verify,
-)
 from millstream.cli.context import (
     EXIT_CODES,
     EXIT_FAILURE,
@@ -60,11 +49,33 @@ Exit codes:
 """
 
 
-class Tree(click.Group):
-    """The commands in the order in which a newcomer needs them."""
+COMMANDS: Final = {
+    "serve": "serve",
+    "append": "append",
+    "read": "read",
+    "tail": "tail",
+    "stream": "stream",
+    "backup": "backup",
+    "restore": "backup",
+    "verify": "verify",
+    "pipeline": "pipeline_submit",
+    "doctor": "doctor",
+    "demo": "demo",
+    "completion": "main",
+}
+"""Each command and the module that has it whole, in the order in which a newcomer needs them."""
 
+
+class Tree(click.Group):
     def list_commands(self, _: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        module = COMMANDS.get(name)
+        if module is None:
+            return None
+        command: click.Command = getattr(import_module(f"millstream.cli.{module}"), name)
+        return command
 
 
 @click.group(
@@ -107,26 +118,6 @@ def completion(shell: str | None) -> None:
     if found is None:
         raise click.UsageError(f"no completion for shell `{shell}`; choose bash, zsh or fish")
     click.echo(found(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())
-
-
-for command in (
-    serve.serve,
-    append.append,
-    read.read,
-    tail.tail,
-    stream.stream,
-    backup.backup,
-    backup.restore,
-    verify.verify,
-    pipeline.pipeline,
-    doctor.doctor,
-    demo.demo,
-    completion,
-):
-    cli.add_command(command)
-
-
-pipeline.pipeline.add_command(pipeline_submit.command())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -159,8 +159,8 @@ def run(app: App, /, job: str, **given: Any) -> int:
     from millstream.spark.jobs import driver
 
     found = jobs.find(job)
-    request = _request(app, given)
-    every_seconds = _every(given)
+    request = request_of(app, given)
+    every_seconds = interval_of(given)
     driver.check(found, request)
     interrupts = Interrupts()
     try:
@@ -170,7 +170,7 @@ def run(app: App, /, job: str, **given: Any) -> int:
         return EXIT_OK
 
 
-def _request(app: App, given: dict[str, Any]) -> Request:
+def request_of(app: App, given: dict[str, Any]) -> Request:
     from millstream.settings import client_url
     from millstream.spark.jobs.job import Request, Target
 
@@ -192,7 +192,7 @@ def _request(app: App, given: dict[str, Any]) -> Request:
     )
 
 
-def _every(given: dict[str, Any]) -> float | None:
+def interval_of(given: dict[str, Any]) -> float | None:
     if given["every"] is None:
         return None
     if given["once"]:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli import pipeline
 from millstream.cli.context import EXIT_OK, App
+from millstream.cli.pipeline import interval_of, pipeline, request_of, run
 from millstream.errors import SetupError
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def submit(**given: Any) -> int:
 
     app = click.get_current_context().ensure_object(App)
     found = jobs.find(given.pop("job"))
-    request = pipeline._request(app, {**given, "remote": None})
-    pipeline._every(given)
+    request = request_of(app, {**given, "remote": None})
+    interval_of(given)
     driver.check(found, request)
     folder = Path(given["folder"]) if given["folder"] else _cache_folder()
     archive, main = write_files(folder)
@@ -188,7 +188,10 @@ def command() -> click.Command:
             ["--print", "only_print"], is_flag=True, help="Print the line instead of running it."
         ),
     ]
-    shared = [parameter for parameter in pipeline.run.params if parameter.name not in NOT_HERE]
+    shared = [parameter for parameter in run.params if parameter.name not in NOT_HERE]
     return click.Command(
         "submit", callback=submit, params=[*shared, *own], epilog=EPILOG, help=submit.__doc__
     )
+
+
+pipeline.add_command(command())

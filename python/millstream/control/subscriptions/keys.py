@@ -15,13 +15,14 @@ import hashlib
 import hmac
 import json
 import secrets
-from typing import Any, Final
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from millstream.control.limits import TOKEN_LIFETIME_MS
 from millstream.control.subscriptions.model import Refused
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _TOKEN_CHARS_MAX: Final = 1024
 
@@ -38,14 +39,25 @@ class Keys:
     def __init__(self, signing_seed: bytes, token_secret: bytes) -> None:
         self._seed = signing_seed
         self._token_secret = token_secret
-        self._signing = Ed25519PrivateKey.from_private_bytes(signing_seed)
-        public = self._signing.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self._x = _b64(public)
+
+    @cached_property
+    def _signing(self) -> Ed25519PrivateKey:
+        # A server without webhooks signs nothing, and starts without the library.
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self._seed)
+
+    @cached_property
+    def _x(self) -> str:
+        return _b64(self._signing.public_key().public_bytes_raw())
+
+    @cached_property
+    def kid(self) -> str:
         # RFC 7638: the thumbprint is over the required members in lexical order, without white space.
         thumbprint = json.dumps(
             {"crv": "Ed25519", "kty": "OKP", "x": self._x}, separators=(",", ":")
         )
-        self.kid: Final = "ds_" + _b64(hashlib.sha256(thumbprint.encode("ascii")).digest())
+        return "ds_" + _b64(hashlib.sha256(thumbprint.encode("ascii")).digest())
 
     @classmethod
     def generate(cls) -> Keys:
