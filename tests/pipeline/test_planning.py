@@ -39,6 +39,16 @@ def values(rows: list[tuple[str, int, Any]]) -> list[int]:
     return [value for _, _, value in rows]
 
 
+def coming(query: HandQuery, count: int) -> list[int]:
+    """The values of the next batches, until there are `count`: a batch may begin while the last ones arrive."""
+    seen: list[int] = []
+    until = time.monotonic() + 10
+    while len(seen) < count:
+        seen += values(query.batch())
+        assert time.monotonic() < until, f"only {seen} came"
+    return seen
+
+
 def test_nothing_new_is_the_same_text(server: Server, client: Client) -> None:
     fill(client, "a", 3)
     with HandQuery(server.url, subscribe="a", startingOffsets="earliest") as query:
@@ -58,12 +68,7 @@ def test_news_arrive_without_a_question_per_poll(server: Server, client: Client)
             query.latest()
         assert requests(server) - before <= 3
         fill(client, "later", 2)
-        until = time.monotonic() + 10
-        seen: list[int] = []
-        while len(seen) < 2:
-            seen += values(query.batch())
-            assert time.monotonic() < until
-        assert seen == [0, 1]
+        assert coming(query, 2) == [0, 1]
 
 
 def requests(server: Server) -> int:
@@ -183,7 +188,7 @@ def test_only_what_begins_at_latest_waits_for_the_second_batch(
     with HandQuery(server.url, subscribe="a,b", startingOffsets={"b": 4}) as query:
         fill(client, "a", 5, first=10)
         assert {(name, number) for name, number, _ in query.batch()} == {("b", n) for n in range(4, 10)}  # fmt: skip
-        assert values(query.batch()) == [10, 11, 12, 13, 14]
+        assert coming(query, 5) == [10, 11, 12, 13, 14]
 
 
 def test_many_small_ranges_are_few_tasks(server: Server, client: Client) -> None:

@@ -155,7 +155,7 @@ def test_random_histories_agree_with_the_model(
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine_for(server, [0]),
         settings=settings(
-            max_examples=600 if full else 40,
+            max_examples=600 if full else 25,
             stateful_step_count=40,
             deadline=None,
             database=None,

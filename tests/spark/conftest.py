@@ -39,6 +39,8 @@ from support.spark_halves import SHARED, half_of
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 300
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+# The JVMs of the tests live for seconds: what the second compiler gains it never gets back.
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 TAMED = (
     "default",
     "ignore::ResourceWarning",
@@ -59,6 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if half_of(item.nodeid) == "session":
             heavy = SHARED.intersection(getattr(item, "fixturenames", ()))
             assert not heavy, f"{item.nodeid} uses {heavy}: name it in support/spark_halves.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_lived_jvms() -> Iterator[None]:
+    """For every `java` that a test starts, by whatever command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
+        yield
 
 
 @pytest.fixture(scope="session")
