@@ -33,6 +33,7 @@ POINTS = (
     "cleaned",
 )
 TABLE_POINTS = ("decided", "renamed-2", "placed", "entered")
+FIRST_POINTS = ("drafted", "placed")
 READERS = {"parquet": {"pyarrow", "glob"}, "delta": {"deltalake"}, "iceberg": {"pyiceberg"}}
 
 
@@ -54,12 +55,15 @@ def play(folder: Path, scenarios: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def check(scenario: dict[str, Any], result: dict[str, Any]) -> None:
     said = f"{scenario} -> {result['left']}"
-    first = set(range(ROWS))
-    two = set(range(2 * ROWS))
+    before = set(range(scenario["batch"] * ROWS))
+    most = set(range((scenario["batch"] + 1) * ROWS))
     for seen in result["between"]:
         for reader, numbers in seen.items():
             assert len(numbers) == len(set(numbers)), f"{reader} sees duplicates: {said}"
-            assert first <= set(numbers) <= two, f"{reader} sees too little or too much: {said}"
+            assert before <= set(numbers) <= most, f"{reader} sees too little or too much: {said}"
+    for (_, point), kind in zip(scenario["kills"], result["kinds"], strict=True):
+        nothing_landed = scenario["batch"] == 0 and point in ("written", "drafted")
+        assert kind == (None if nothing_landed else scenario["table"]), f"after {point}: {said}"
     assert result["after"].keys() == READERS[scenario["table"]], said
     for reader, numbers in result["after"].items():
         assert numbers == list(range(3 * ROWS)), f"{reader} sees {len(numbers)} records: {said}"
@@ -67,11 +71,20 @@ def check(scenario: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def single_deaths(full: bool) -> list[dict[str, Any]]:
-    """Each table, one death at each step, the replay cut into other tasks."""
+    """Each table, one death at each step, the replay cut into other tasks; and the same in the very first batch."""
     return [
-        {"table": table, "partition_by": ["date"], "kills": [[2, point]], "tasks": 1 + number % 4}
+        {
+            "table": table,
+            "partition_by": ["date"],
+            "batch": batch,
+            "kills": [[2, point]],
+            "tasks": 1 + number % 4,
+        }
         for table in READERS
-        for number, point in enumerate(POINTS if full or table == "parquet" else TABLE_POINTS)
+        for batch, points in ((1, TABLE_POINTS), (0, FIRST_POINTS))
+        for number, point in enumerate(
+            POINTS if full or (table, batch) == ("parquet", 1) else points
+        )
     ]
 
 
@@ -91,6 +104,7 @@ def repeated_deaths(full: bool) -> list[dict[str, Any]]:
             {
                 "table": chance.choice(list(READERS)),
                 "partition_by": partition_by,
+                "batch": chance.choice([0, 1]),
                 "kills": [[chance.randint(1, 5), point] for point in points],
                 "tasks": chance.randint(1, 6),
             }

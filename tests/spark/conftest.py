@@ -188,6 +188,7 @@ def standalone_driver(standalone: StandaloneCluster, spark_folder: Path) -> Iter
     conf = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.cores.max": "2",  # one on each worker; the others are for the tests that bring a driver
         "spark.speculation": "true",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.multiplier": "1.5",

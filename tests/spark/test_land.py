@@ -123,6 +123,7 @@ def test_every_reader_sees_each_record_once_and_a_replay_changes_nothing(
         assert deltalake.DeltaTable(root).version() == BATCHES
 
 
+@pytest.mark.timeout(1200)  # ten rounds of two starts of Spark
 def test_kill_9_of_the_driver_changes_nothing_in_the_result(
     spark: Any,
     server: Server,

@@ -29,9 +29,11 @@ from millstream.spark.jobs.lake_iceberg import IDENTIFIER, open_catalog
 from millstream.spark.jobs.lake_layout import Layout, TaskPlace
 from millstream.spark.jobs.lake_publish import Manifest, Publisher
 from millstream.spark.jobs.lake_tables import table_of
+from millstream.spark.jobs.land import table_at
 
 QUERY = "0c3a9d52-6a1f-4a37-9d1c-3b2f7c6e8a10"
 ROWS = 600
+BATCHES = 3
 MIDNIGHT = datetime.datetime(2026, 11, 16, tzinfo=datetime.UTC)
 
 
@@ -151,19 +153,24 @@ def forked(function: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def play(folder: Path, scenario: dict[str, Any]) -> dict[str, Any]:
-    """Batch 0 whole, then batch 1 with each of `kills`, then batch 1 to its end, then batch 2."""
+    """Whole batches up to `batch`, that one with each of `kills` and then to its end, whole batches up to the last."""
     layout = Layout(folder, scenario["table"], tuple(scenario["partition_by"]))
-    forked(lambda: land(layout, 0, 2, ""))
-    between = []
+    dying = scenario["batch"]
+    for batch in range(dying):
+        forked(lambda batch=batch: land(layout, batch, 2, ""))
+    between, kinds = [], []
     for tasks, point in scenario["kills"]:
-        ended_by, _ = forked(lambda tasks=tasks, point=point: land(layout, 1, tasks, point))
+        ended_by, _ = forked(lambda tasks=tasks, point=point: land(layout, dying, tasks, point))
         if ended_by != signal.SIGKILL:
             raise RuntimeError(f"the landing was to die at {point} and did not")
         between.append(forked(lambda: read(layout))[1])
-    forked(lambda: land(layout, 1, scenario["tasks"], ""))
-    forked(lambda: land(layout, 2, 2, ""))
+        kinds.append(table_at(layout))
+    forked(lambda: land(layout, dying, scenario["tasks"], ""))
+    for batch in range(dying + 1, BATCHES):
+        forked(lambda batch=batch: land(layout, batch, 2, ""))
     left = [path.name for path in (folder / "_millstream" / "tmp").rglob("*") if path.is_file()]
-    return {"between": between, "after": forked(lambda: read(layout))[1], "left": left}
+    after = forked(lambda: read(layout))[1]
+    return {"between": between, "kinds": kinds, "after": after, "left": left}
 
 
 def used_modules(folder: Path) -> list[str]:

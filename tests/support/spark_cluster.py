@@ -149,10 +149,11 @@ class StandaloneCluster:
     def _worker(self, spark_class: str, host: str, env: dict[str, str]) -> Daemon:
         folder = self.folder / f"worker-{host}"
         start = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", host]
-        one_core = ["--cores", "1", "--memory", "1g", "--webui-port", "0"]
+        # Room for two applications: the shared driver keeps its half as long as it runs.
+        room = ["--cores", "2", "--memory", "2g", "--webui-port", "0"]
         worker = Daemon(
             f"worker-{host}",
-            [*start, *one_core, "--work-dir", str(folder / "apps"), self.master],
+            [*start, *room, "--work-dir", str(folder / "apps"), self.master],
             folder,
             environment(folder, {**env, "SPARK_LOCAL_IP": host}),
         )

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from millstream.errors import PipelineError
 from millstream.spark.jobs.lake_files import WrittenFile, sync_directories
-from millstream.spark.jobs.lake_layout import Layout
+from millstream.spark.jobs.lake_layout import HIDDEN, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +65,7 @@ class Manifest:
     query_id: str
     batch_id: int
     decided_ms: int
+    table: str
     files: tuple[WrittenFile, ...]
 
     @property
@@ -77,6 +78,7 @@ class Manifest:
             "query": self.query_id,
             "batch": self.batch_id,
             "decided_ms": self.decided_ms,
+            "table": self.table,
             "rows": self.rows,
             "bytes": sum(file.bytes for file in self.files),
             "files": [{**asdict(file), "partition": dict(file.partition)} for file in self.files],
@@ -100,7 +102,11 @@ class Manifest:
                 for entry in document["files"]
             )
             return cls(
-                str(document["query"]), int(document["batch"]), int(document["decided_ms"]), files
+                query_id=str(document["query"]),
+                batch_id=int(document["batch"]),
+                decided_ms=int(document["decided_ms"]),
+                table=str(document["table"]),
+                files=files,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineError(
@@ -157,7 +163,7 @@ class Publisher:
         """Create the manifest; if another driver was quicker, its decision counts."""
         self._check_written(files)
         now_ms = time.time_ns() // 1_000_000
-        manifest = Manifest(query_id, batch_id, now_ms, tuple(files))
+        manifest = Manifest(query_id, batch_id, now_ms, self._layout.table, tuple(files))
         path = self._layout.manifest(query_id, batch_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
@@ -240,6 +246,13 @@ class Publisher:
     def _batches(self, query_id: str) -> list[int]:
         names = (entry.stem for entry in _entries(self._layout.batches(query_id)))
         return [int(name) for name in names if name.isdigit()]
+
+
+def some_manifest(layout: Layout) -> Manifest | None:
+    """Any decision that was made in this lake; `None` if nothing was landed here."""
+    for path in (layout.root / HIDDEN / "batches").glob("*/*.json"):
+        return Manifest.decode(path.read_bytes(), path)
+    return None
 
 
 def _entries(directory: Path) -> list[Path]:
