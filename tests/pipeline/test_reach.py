@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 import millstream
-from millstream.client._reach import reach
+from millstream.client._http import TransportFailure
+from millstream.client._reach import _reached, reach
+from millstream.client._steps import Call, Sleep
 from millstream.errors import ConnectionFailed, RequestTimeout
 from support.server import Server
 
@@ -47,6 +49,21 @@ def test_where_nobody_listens_it_ends_when_the_patience_does(listener: socket.so
         with pytest.raises(ConnectionFailed, match="cannot reach"):
             reach(client, 0.5)
         assert time.monotonic() - began < DEADLINE_S / 3
+
+
+def test_a_pause_that_lasts_too_long_leaves_time_for_an_attempt() -> None:
+    """On a busy machine a sleep ends late, here behind the end of the patience."""
+    with millstream.connect("http://127.0.0.1:9") as client:
+        steps = _reached(client._operations, 0.2)
+        next(steps)
+        pause = steps.throw(TransportFailure("refused", sent=False))
+        assert isinstance(pause, Sleep)
+        time.sleep(0.25)
+        last = steps.send(None)
+        assert isinstance(last, Call)
+        assert last.timeout_seconds > 0
+        with pytest.raises(ConnectionFailed, match="cannot reach"):
+            steps.throw(TransportFailure("refused", sent=False))
 
 
 def test_silence_ends_when_the_patience_does(listener: socket.socket) -> None:
