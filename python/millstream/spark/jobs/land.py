@@ -95,9 +95,8 @@ def table_at(layout: Layout) -> str | None:
         return "delta"
     if (layout.root / "metadata").is_dir() and (layout.root / "catalog.db").is_file():
         return "iceberg"
-    from millstream.spark.jobs.lake_publish import (
-        some_manifest,
-    )  # with pyarrow, which a list of jobs need not load
+    # It loads pyarrow, which a list of jobs does without.
+    from millstream.spark.jobs.lake_publish import some_manifest
 
     manifest = some_manifest(layout)
     return None if manifest is None else manifest.table
