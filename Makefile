@@ -111,14 +111,8 @@ test-rust: $(SYNCED)
 	cargo test --quiet --workspace --exclude millstream-sim $(LOCKED)
 	cargo test --quiet --release -p millstream-sim $(LOCKED)
 
-# Most tests wait for a process of their own, so three at a time fit on two cores. Those with Spark run after the others:
-# one process has the tests of the shared session, the other one all others (tests/support/spark_halves.py). Either
-# half may be empty (pytest's 5) when ARGS chooses tests, not both.
 test-python: $(BUILT) setup
-	empty=0; \
-	$(BIN)/python -m pytest --spark=without --numprocesses=3 --dist=worksteal $(ARGS) \
-	  || { [ $$? = 5 ] && empty=1; }; \
-	$(BIN)/python -m pytest --spark=only --numprocesses=2 --dist=loadscope $(ARGS) || { [ $$? = 5 ] && [ $$empty = 0 ]; }
+	$(BIN)/python tools/run_tests.py $(ARGS)
 
 test: lint test-rust test-python ## Everything at its short counts
 
