@@ -16,6 +16,7 @@ from typing import IO
 
 import pytest
 
+from support import ctrl_c
 from support.server import Server
 
 DEADLINE_S = 30.0
@@ -55,7 +56,9 @@ class Cli:
         assert (done.returncode, done.stderr) == (0, b""), done
         return done.stdout
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *arguments: str, before_exec: Callable[[], None] = ctrl_c.taken
+    ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [*COMMAND, *arguments],
             stdin=subprocess.DEVNULL,
@@ -63,6 +66,7 @@ class Cli:
             stderr=subprocess.PIPE,
             env=self.environment,
             cwd=self.directory,
+            preexec_fn=before_exec,
         )
 
 
@@ -243,6 +247,23 @@ def test_tail_shows_what_comes_and_ctrl_c_is_quiet(
     assert process.wait(DEADLINE_S) == 130
     assert process.stderr is not None
     assert process.stderr.read() == b""
+
+
+def test_ctrl_c_ends_what_was_started_as_a_background_job(
+    cli: Cli,
+    path: str,
+    started: Callable[[subprocess.Popen[bytes]], subprocess.Popen[bytes]],
+) -> None:
+    cli.out("append", path, "1", "--create", "--content-type", "json")
+    tail = started(cli.start("tail", path, "--from", "-1", before_exec=ctrl_c.ignored))
+    serve = started(cli.start("serve", "--port", "0", before_exec=ctrl_c.ignored))
+    assert line_of(tail.stdout) == b"1\n"
+    assert line_of(serve.stdout).startswith(b"listening on ")
+    for process, code in ((tail, 130), (serve, 0)):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == code
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
 
 
 def test_tail_ends_with_a_closed_stream(cli: Cli, path: str) -> None:

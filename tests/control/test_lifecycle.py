@@ -17,6 +17,7 @@ import pytest
 
 from control.conftest import Subscriptions
 from control.receiver import ACCEPT, Answer, Receiver
+from support import ctrl_c
 from support.http import Api, request_bytes
 from support.server import Server, binary
 
@@ -37,6 +38,7 @@ def test_the_line_that_says_ready_is_the_only_output(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=ctrl_c.taken,
     )
     with process:
         try:

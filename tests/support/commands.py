@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support import ctrl_c
 from support.spark import environment, session_processes
 
 COMMAND = [sys.executable, "-m", "millstream.cli"]
@@ -35,6 +36,7 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=ctrl_c.taken,
         )
         self.out: list[str] = []
         self.err: list[str] = []

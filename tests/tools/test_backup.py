@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support import ctrl_c
 from support.backup_load import Load
 from support.http import Api, Response
 from support.server import Server, binary
@@ -455,6 +456,7 @@ def test_ctrl_c_cancels_the_backup_on_the_server(server: Server, api: Api, tmp_p
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        preexec_fn=ctrl_c.taken,
     )
     try:
         wait_until(lambda: (backup / "segments").exists())

@@ -7,7 +7,9 @@ server need not load what a demo uses.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, instruction)
+    _take_ctrl_c()
     app = App()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments), app)
@@ -138,6 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code
+
+
+def _take_ctrl_c() -> None:
+    """Background jobs of a script, and what some CI runners start, inherit SIGINT as ignored. Whoever sends it to a
+    command wants it to end in order, so every command takes it, as `serve` does. Whether SIGHUP is ignored stays
+    the caller's choice: that is what `nohup` is for."""
+    inherited = signal.getsignal(signal.SIGINT)
+    if inherited is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(arguments: list[str], app: App) -> int:
