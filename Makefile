@@ -31,6 +31,8 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # A virtual environment of the caller's shell must not take the place of ours.
 unexport VIRTUAL_ENV
 unexport PYTHONPATH
+# Tests start a thousand processes: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## List the tasks

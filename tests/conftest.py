@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ pytest.register_assert_rewrite("support", "clients.javascript_expected")
 
 from support.http import Api  # noqa: E402 - rewriting must be registered first
 from support.server import Server  # noqa: E402
+
+# Nothing may depend on local time being UTC: tests, their servers and their JVMs run elsewhere, off the full hour.
+os.environ.setdefault("TZ", "Asia/Kathmandu")
+time.tzset()
 
 SYNC_DELAY = "MILLSTREAM_FAULT_SYNC_DELAY_MS"
 SPARK_TESTS = Path(__file__).resolve().parent / "spark"
@@ -36,16 +41,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def chosen(path: Path, config: pytest.Config) -> bool:
+    """Tests with Spark need both cores, so `make` runs them apart from the others."""
+    wanted = config.getoption("--spark")
+    return bool(wanted == "with" or (SPARK_TESTS in path.parents) == (wanted == "only"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is not chosen is not loaded either, unless it was named: each process would import what it needs."""
+    return None if collection_path.is_dir() or chosen(collection_path, config) else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with Spark need both cores, so `make` runs them apart from the others. Those that take minutes belong to
-    the full counts."""
-    wanted, with_long = config.getoption("--spark"), is_full(config)
+    """Tests that take minutes belong to the full counts."""
+    with_long = is_full(config)
     kept, left_out = [], []
     for item in items:
-        with_spark = SPARK_TESTS in item.path.parents
-        chosen = wanted == "with" or with_spark == (wanted == "only")
-        runs = chosen and (with_long or item.get_closest_marker("long") is None)
-        (kept if runs else left_out).append(item)
+        fits = with_long or item.get_closest_marker("long") is None
+        (kept if fits and chosen(item.path, config) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
