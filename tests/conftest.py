@@ -15,6 +15,7 @@ import pytest
 pytest.register_assert_rewrite("support", "clients.javascript_expected")
 
 from support.http import Api  # noqa: E402 - rewriting must be registered first
+from support.many_streams import delete_all  # noqa: E402
 from support.server import Server  # noqa: E402
 
 # Nothing may depend on local time being UTC: tests, their servers and their JVMs run elsewhere, off the full hour.
@@ -129,9 +130,21 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def server(start_server: Callable[..., Server]) -> Server:
-    """A server of the test's own, over an empty directory."""
-    return start_server(settings={"long_poll_timeout_ms": 2000})
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of the test's own, over an empty directory. In a file with the mark `one_server` it is the one of the
+    file, with the streams of the tests before unless `emptied`, and with the mark `own_server` it is not."""
+    node = request.node
+    mark = node.get_closest_marker("one_server")
+    if mark is None or node.get_closest_marker("own_server") is not None:
+        yield request.getfixturevalue("start_server")(settings={"long_poll_timeout_ms": 2000})
+        return
+    server: Server = request.getfixturevalue("server_of_the_file")
+    if server.process.poll() is not None:
+        server.restart()  # the last test failed between a kill and a start
+    yield server
+    server.check_life()
+    if mark.kwargs.get("emptied"):
+        delete_all(server)
 
 
 @pytest.fixture
@@ -143,6 +156,22 @@ def api(server: Server) -> Api:
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it as they found it; long polls end after 500 ms."""
     server = Server(tmp_path_factory.mktemp("shared"), settings={"long_poll_timeout_ms": 500})
+    _running.append(server)
+    try:
+        yield server
+        server.close()
+    finally:
+        server.kill()
+        _running.remove(server)
+
+
+@pytest.fixture(scope="module")
+def server_of_the_file(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """For all tests of a file: what they lose in a crash, streams of other tests survive."""
+    settings = getattr(request.module, "SERVER_SETTINGS", {"long_poll_timeout_ms": 2000})
+    server = Server(tmp_path_factory.mktemp("file"), settings=settings)
     _running.append(server)
     try:
         yield server

@@ -16,6 +16,8 @@ from millstream.types import Gap, Record
 from support.classes import CLASSES, SURVIVES_KILL, WEAK
 from support.server import Server
 
+pytestmark = pytest.mark.one_server
+
 JSON = "application/json"
 DEADLINE_S = 30.0
 QUICK = millstream.Retry(attempts=100, delay_seconds=0.05, delay_seconds_max=0.2)

@@ -26,8 +26,8 @@ def url_of(api: Api, path: str) -> str:
     return f"http://127.0.0.1:{api.server.port}/v1/stream/{path}"
 
 
-def test_create_append_read_and_delete(api: Api, path: str) -> None:
-    url = url_of(api, path)
+def test_create_append_read_and_delete(shared: Api, path: str) -> None:
+    url = url_of(shared, path)
     with DurableStream.create(url, content_type="text/plain", ttl_seconds=3600) as handle:
         handle.append(b"first ")
         middle = handle.head().offset
@@ -43,8 +43,8 @@ def test_create_append_read_and_delete(api: Api, path: str) -> None:
         pass
 
 
-def test_json_is_batched_by_threads_and_read_back(api: Api, path: str) -> None:
-    url = url_of(api, path)
+def test_json_is_batched_by_threads_and_read_back(shared: Api, path: str) -> None:
+    url = url_of(shared, path)
     with DurableStream.create(url, content_type="application/json") as handle:
         writers = [
             threading.Thread(
@@ -61,8 +61,8 @@ def test_json_is_batched_by_threads_and_read_back(api: Api, path: str) -> None:
 
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
-def test_following_sees_records_written_later(api: Api, path: str, live: str) -> None:
-    url = url_of(api, path)
+def test_following_sees_records_written_later(shared: Api, path: str, live: str) -> None:
+    url = url_of(shared, path)
     handle = DurableStream.create(url, content_type="application/json")
     handle.append({"n": 0})
     seen = []
@@ -76,8 +76,8 @@ def test_following_sees_records_written_later(api: Api, path: str, live: str) ->
     assert seen == list(range(10))
 
 
-def test_refusals_arrive_as_the_clients_own_errors(api: Api, path: str) -> None:
-    url = url_of(api, path)
+def test_refusals_arrive_as_the_clients_own_errors(shared: Api, path: str) -> None:
+    url = url_of(shared, path)
     with pytest.raises(StreamNotFoundError):
         DurableStream.connect(url)
     with DurableStream.create(url, content_type="text/plain", batching=False) as handle:
@@ -88,8 +88,8 @@ def test_refusals_arrive_as_the_clients_own_errors(api: Api, path: str) -> None:
             handle.append(b"b", seq="1")
 
 
-def test_the_async_client_works_too(api: Api, path: str) -> None:
-    url = url_of(api, path)
+def test_the_async_client_works_too(shared: Api, path: str) -> None:
+    url = url_of(shared, path)
 
     async def walk() -> list[int]:
         handle = await AsyncDurableStream.create(url, content_type="application/json")
@@ -105,4 +105,4 @@ def test_the_async_client_works_too(api: Api, path: str) -> None:
         return seen
 
     assert asyncio.run(asyncio.wait_for(walk(), READ_TIMEOUT_S)) == list(range(6))
-    assert json.loads(api.get(path).body) == [{"n": n} for n in range(6)]
+    assert json.loads(shared.get(path).body) == [{"n": n} for n in range(6)]

@@ -26,6 +26,11 @@ def staging(api: Api) -> Staging:
     return Staging(api)
 
 
+@pytest.fixture
+def shared_staging(shared: Api) -> Staging:
+    return Staging(shared)
+
+
 def packs(server: Server) -> list[Path]:
     return sorted((server.data_dir / "packs").glob("*.pack"))
 
@@ -188,15 +193,15 @@ BAD_COMMITS: list[Any] = [
 
 
 @pytest.mark.parametrize("document", BAD_COMMITS, ids=range(len(BAD_COMMITS)))
-def test_a_commit_that_is_none(staging: Staging, document: Any) -> None:
+def test_a_commit_that_is_none(shared_staging: Staging, document: Any) -> None:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    answer = staging.api.call("POST", "/v1/commit", {"Content-Type": JSON}, body)
+    answer = shared_staging.api.call("POST", "/v1/commit", {"Content-Type": JSON}, body)
     assert (answer.status, answer.code) == (400, "bad_request")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
-def test_a_producer_has_a_name(staging: Staging, name: str) -> None:
-    answer = staging.post(name, 1, [{"id": "a", "checksum": "0" * 8}])
+def test_a_producer_has_a_name(shared_staging: Staging, name: str) -> None:
+    answer = shared_staging.post(name, 1, [{"id": "a", "checksum": "0" * 8}])
     assert (answer.status, answer.code) == (400, "producer_invalid")
 
 

@@ -20,6 +20,8 @@ from support.many_streams import append_many, create_many
 from support.reading import SCHEMA, HandQuery, records, source
 from support.server import Server
 
+pytestmark = pytest.mark.one_server(emptied=True)
+
 JSON = "application/json"
 
 
@@ -213,6 +215,7 @@ def test_an_empty_stream_makes_no_batch(server: Server, client: Client) -> None:
         assert "empty" not in query.start["streams"]
 
 
+@pytest.mark.own_server
 def test_a_planner_of_ten_thousand_streams_rests(server: Server) -> None:
     """Polled as Spark polls it, every 11 ms and through JSON, it takes less than a tenth of a core."""
     names = [f"chat/{index:05d}" for index in range(10_000)]
@@ -239,6 +242,7 @@ def test_a_planner_of_ten_thousand_streams_rests(server: Server) -> None:
         HandQuery(server.url, subscribePattern=".*")
 
 
+@pytest.mark.own_server
 def test_a_restart_in_the_middle_of_a_task_is_waited_for(server: Server, client: Client) -> None:
     fill(client, "a", 2000, per_append=100)
     options = {"subscribe": "a", "startingOffsets": "earliest"}
@@ -256,6 +260,7 @@ def test_a_restart_in_the_middle_of_a_task_is_waited_for(server: Server, client:
     assert values(seen) == list(range(2000))
 
 
+@pytest.mark.own_server
 def test_a_server_that_comes_back_is_waited_for(server: Server, client: Client) -> None:
     fill(client, "a", 5)
     port = server.port
@@ -272,6 +277,7 @@ def test_a_server_that_comes_back_is_waited_for(server: Server, client: Client) 
         assert values(rows) == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.own_server
 def test_a_server_that_stays_away_ends_the_query(server: Server, client: Client) -> None:
     fill(client, "a", 5)
     with HandQuery(server.url, subscribe="a", readTimeout="2s") as query:

@@ -22,6 +22,17 @@ def staging(api: Api) -> Staging:
     return Staging(api)
 
 
+@pytest.fixture
+def shared_staging(shared: Api) -> Staging:
+    return Staging(shared)
+
+
+@pytest.fixture
+def stage_id(path: str) -> str:
+    """A name of a stage that no other test uses."""
+    return path.replace("/", "-")
+
+
 def packs(server: Server) -> list[Path]:
     return sorted((server.data_dir / "packs").glob("*.pack"))
 
@@ -57,15 +68,18 @@ def test_a_stage_is_described_and_told_again(staging: Staging, server: Server) -
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.utf8(), pa.large_utf8()])
 @pytest.mark.parametrize("names", [pa.utf8(), pa.large_utf8()])
-def test_every_form_of_the_columns(staging: Staging, kind: pa.DataType, names: pa.DataType) -> None:
-    staging.api.put("s")
+def test_every_form_of_the_columns(
+    shared_staging: Staging, path: str, stage_id: str, kind: pa.DataType, names: pa.DataType
+) -> None:
+    staging = shared_staging
+    staging.api.put(path)
     values = ["x", "grün", "line\nline"]
     raw: list[Any] = values if "string" in str(kind) else [value.encode() for value in values]
-    columns = {"value": pa.array(raw, kind), "stream": pa.array(["s"] * 3, names)}
-    described = staging.stage("one", arrow_body(columns, batch_rows=2))
+    columns = {"value": pa.array(raw, kind), "stream": pa.array([path] * 3, names)}
+    described = staging.stage(stage_id, arrow_body(columns, batch_rows=2))
     assert described["rows"] == 3
-    assert not staging.commit("p", 0, [described])["duplicate"]
-    assert staging.api.read_all("s").decode() == "".join(values)
+    assert not staging.commit(path, 0, [described])["duplicate"]
+    assert staging.api.read_all(path).decode() == "".join(values)
 
 
 def test_a_stage_may_be_empty(staging: Staging) -> None:
@@ -106,13 +120,15 @@ BAD_BODIES: list[tuple[bytes, str]] = [
 
 @pytest.mark.parametrize(("body", "reason"), BAD_BODIES, ids=[reason for _, reason in BAD_BODIES])
 def test_a_malformed_body_is_refused_with_the_reason(
-    staging: Staging, body: bytes, reason: str
+    shared_staging: Staging, path: str, stage_id: str, body: bytes, reason: str
 ) -> None:
-    staging.api.put("s")
-    answer = staging.put("bad", body, stream="s")
+    staging = shared_staging
+    staging.api.put(path)
+    answer = staging.put(stage_id, body, stream=path)
     assert (answer.status, answer.code) == (400, "arrow_invalid")
     assert reason.lower() in answer.json()["detail"].lower(), answer.json()
-    assert staging.put("bad", values_body([b"good"]), stream="s").status == 201
+    assert staging.put(stage_id, values_body([b"good"]), stream=path).status == 201
+    assert staging.delete(stage_id).status == 204
 
 
 def test_rows_are_judged_one_by_one(staging: Staging, server: Server) -> None:

@@ -17,6 +17,8 @@ from support.http import Api, Response, request_bytes
 from support.pipeline import Pipeline
 from support.server import Server
 
+pytestmark = pytest.mark.one_server
+
 JSON = "application/json"
 
 
@@ -209,6 +211,7 @@ def test_bad_questions_are_told_apart(shared_pipeline: Pipeline, number: int) ->
     assert answer.get("access-control-allow-origin") is None
 
 
+@pytest.mark.own_server
 def test_a_pattern_matches_whole_names_in_memory_and_not(
     server: Server, api: Api, pipeline: Pipeline
 ) -> None:
@@ -395,6 +398,7 @@ def test_who_leaves_is_not_waited_for(api: Api, pipeline: Pipeline, path: str) -
             api.wait_for_metric("millstream_pipeline_waiting", 0)
 
 
+@pytest.mark.own_server
 def test_a_stop_answers_who_waits(server: Server, api: Api, pipeline: Pipeline, path: str) -> None:
     api.put(path)
     cursor = pipeline.tails(streams=[path])["cursor"]
@@ -411,6 +415,7 @@ def test_a_stop_answers_who_waits(server: Server, api: Api, pipeline: Pipeline, 
 # --- many -------------------------------------------------------------------------------------
 
 
+@pytest.mark.own_server
 def test_ten_thousand_streams_by_pattern(api: Api, pipeline: Pipeline) -> None:
     count = 10_000
     paths = [f"chat/{number:05}" for number in range(count)]
@@ -436,6 +441,7 @@ def test_ten_thousand_streams_by_pattern(api: Api, pipeline: Pipeline) -> None:
     assert read.column("stream") == [name for name in active for _ in range(2)]
 
 
+@pytest.mark.own_server
 def test_more_streams_than_allowed_are_refused(api: Api, pipeline: Pipeline) -> None:
     put_many(api, [f"many/{number:05}" for number in range(20_001)])
     pipeline.api.deadline_s = 30

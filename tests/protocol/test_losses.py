@@ -6,7 +6,7 @@ epoch; `memory` may lose its tail and `ephemeral` loses its records, both in a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -25,26 +25,10 @@ from support.http import Api, Response, producer
 from support.server import Server
 from support.sse import EventStream
 
+pytestmark = pytest.mark.one_server
+
 ENDINGS = ["stop", "kill"]
 MEDIA = {"application/json": b"[1]", "text/plain": b"1", "application/octet-stream": b"1"}
-
-
-@pytest.fixture(scope="module")
-def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("losses"), settings={"long_poll_timeout_ms": 2000})
-    try:
-        yield server
-        server.close()
-    finally:
-        server.kill()
-
-
-@pytest.fixture
-def server(one_server: Server) -> Server:
-    """One data directory for all tests of this file: every crash is also survived by older streams."""
-    if one_server.process.poll() is not None:
-        one_server.restart()  # the last test failed between a kill and a start
-    return one_server
 
 
 @pytest.fixture(params=ENDINGS)

@@ -9,6 +9,8 @@ import pytest
 from support.http import Api, producer
 from support.server import Server
 
+pytestmark = pytest.mark.one_server
+
 ENDINGS = ["stop", "kill"]
 
 

@@ -7,18 +7,14 @@ import time
 import pytest
 
 from support.http import Api, Connection, request_bytes
-from support.server import Server
 from support.sse import EventStream
 
+pytestmark = pytest.mark.one_server
+
+# Long polls outlast every test, so that only a wake-up can end one.
 LONG_MS = 20_000
+SERVER_SETTINGS = {"long_poll_timeout_ms": LONG_MS}
 AT_ONCE_S = 2.0
-
-
-@pytest.fixture
-def api(start_server: object) -> Api:
-    """A server whose long polls outlast every test, so that only a wake-up can end one."""
-    server: Server = start_server(settings={"long_poll_timeout_ms": LONG_MS})  # type: ignore[operator]
-    return Api(server)
 
 
 def waiting_poll(api: Api, path: str, offset: str) -> Connection:

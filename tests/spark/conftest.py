@@ -31,6 +31,7 @@ import pytest
 import millstream
 from millstream.client._sync import Client
 from millstream.spark.session import build_session
+from support.many_streams import delete_all
 from support.server import Server
 from support.spark import SMALL, TOKEN, TOKEN_VARIABLE, Driver, environment
 from support.spark_cluster import ConnectServer, StandaloneCluster
@@ -128,9 +129,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         return
     shared: Server = request.getfixturevalue("shared_server")
     yield shared
-    with millstream.connect(shared.url) as cleaning:
-        for found in list(cleaning.list()):
-            cleaning.stream(found.path).delete()
+    delete_all(shared)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+import millstream
 from support.server import Server
 
 DEADLINE_S = 60.0
@@ -19,6 +20,12 @@ def create_many(server: Server, names: Sequence[str]) -> None:
 def append_many(server: Server, names: Sequence[str]) -> None:
     """One more record, `{"i": 1}`, to each."""
     _send(server, "POST", names, b'[{"i":1}]', 204)
+
+
+def delete_all(server: Server) -> None:
+    with millstream.connect(server.url) as client:
+        for found in list(client.list()):
+            client.stream(found.path).delete()
 
 
 def _send(server: Server, method: str, names: Sequence[str], body: bytes, status: int) -> None:

@@ -200,13 +200,16 @@ class Server:
 
     def close(self) -> None:
         """End of the test: whatever happened, nothing may be left, and nothing may have broken."""
-        died = self.process.poll() is not None and not self._ended_on_purpose
-        code = self.process.returncode
+        self.check_life()
         if self.process.poll() is None:
             self.stop()
-        elif not self._ended_on_purpose:
+        self.check_log()
+
+    def check_life(self) -> None:
+        """It runs, or was ended by the test; and it is whole."""
+        code = self.process.poll()
+        if code is not None and not self._ended_on_purpose:
             self._close_output(self.process)
-        if died:
             raise ServerError(f"the server ended by itself with {code}\n{self.log()}")
         self.check_log()
 
