@@ -215,7 +215,7 @@ class Settings:
     )
     ephemeral_bytes_max: int = _size(
         256 * MIB,
-        "bytes of `ephemeral` streams in memory; more goes to files that every start discards",
+        "memory of `ephemeral` streams; what they hold beyond it goes to files that every start discards",
         group="storage",
         minimum=64 * KIB,
         maximum=1024 * GIB,

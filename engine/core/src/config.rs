@@ -36,7 +36,7 @@ pub struct Config {
     pub durability: Class,
     /// How long an acknowledged `disk` append may stay unsynced.
     pub disk_sync_ms: u64,
-    /// Bytes of `ephemeral` streams kept in memory; more goes to files that every start discards.
+    /// Memory of `ephemeral` streams; what they hold beyond it goes to files that every start discards.
     pub ephemeral_bytes_max: u64,
     /// The directory comes from a backup: every stream begins a new epoch.
     pub restored: bool,

@@ -53,8 +53,9 @@ metrics! {
     sse_subscribers "gauge" "millstream_sse_subscribers" "Open SSE readers.";
     long_polls "gauge" "millstream_long_polls" "Waiting long-poll readers.";
     streams_cached "gauge" "millstream_streams_cached" "Streams held in memory.";
-    hot_bytes "gauge" "millstream_hot_bytes" "Bytes not yet checkpointed, held in memory.";
-    ephemeral_bytes "gauge" "millstream_ephemeral_bytes" "Bytes of ephemeral streams held in memory.";
+    hot_bytes "gauge" "millstream_hot_bytes" "Memory of bytes not yet checkpointed, with their index.";
+    ephemeral_bytes "gauge" "millstream_ephemeral_bytes" "Memory of bytes of ephemeral streams, with their index.";
+    ephemeral_kept_bytes "gauge" "millstream_ephemeral_kept_bytes" "Memory of ephemeral streams that have bytes, beside those: it cannot go to files.";
     spilled_bytes "counter" "millstream_ephemeral_spilled_bytes_total" "Bytes of ephemeral streams written to files for lack of memory.";
     batches "counter" "millstream_wal_batches_total" "Group commits written.";
     batch_bytes "counter" "millstream_wal_bytes_total" "Bytes written to the log.";

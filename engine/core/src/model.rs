@@ -216,6 +216,11 @@ impl Extent {
     pub fn end(&self) -> u64 {
         self.start + self.len
     }
+
+    /// What its bytes and its index take when they are in memory.
+    pub fn memory_len(&self) -> u64 {
+        self.len + u64::from(self.index_count) * size_of::<IndexEntry>() as u64
+    }
 }
 
 /// Bytes of one stream in a staged pack, with their index relative to where they begin.

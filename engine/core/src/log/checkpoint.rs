@@ -25,7 +25,7 @@ use crate::log::cold::{CheckpointWriter, ColdStore, is_damage, pack_release};
 use crate::log::directory::Directory;
 use crate::log::endings::Unwritten;
 use crate::log::index::check_bytes;
-use crate::metrics::{Counter, Metrics};
+use crate::metrics::Metrics;
 use crate::model::{Adopted, Extent, FileRef, StreamId};
 use crate::stream::handle::Stream;
 use crate::stream::hot::{Hot, Run, RunBytes};
@@ -320,7 +320,6 @@ impl Checkpoint<'_> {
     fn finish_stream(&self, entry: &Taken) {
         let mut state = entry.stream.lock();
         if let Some(hot) = &entry.hot {
-            self.hot_bytes(entry.keeps).sub(hot.memory_len());
             self.cold.let_go(hot.file_parts().map(|part| part.section));
         }
         state.flushing = None;
@@ -329,15 +328,18 @@ impl Checkpoint<'_> {
             if entry.hot.is_some() || entry.keeps {
                 state.cold_records = entry.records;
             }
+            let mut spilled = Arc::default();
             if entry.keeps {
                 state.keep = Keep::No;
                 state.kept_ms = entry.taken_ms;
-                let spilled = std::mem::take(&mut state.spilled);
-                drop(state);
-                self.release_spilled(&spilled);
+                spilled = std::mem::take(&mut state.spilled);
             }
+            state.count_memory(self.metrics);
+            drop(state);
+            self.release_spilled(&spilled);
             return;
         }
+        state.count_memory(self.metrics);
         let abandoned = std::mem::take(&mut state.abandoned);
         drop(state);
         self.cold.let_go(abandoned.into_iter());
@@ -354,25 +356,17 @@ impl Checkpoint<'_> {
         }
     }
 
-    fn hot_bytes(&self, volatile: bool) -> &Counter {
-        if volatile {
-            &self.metrics.ephemeral_bytes
-        } else {
-            &self.metrics.hot_bytes
-        }
-    }
-
     /// Makes a taken stream whole again after a failure. Who appended meanwhile has marked it dirty already.
     fn put_back(&self, entry: &Taken) {
         let mut state = entry.stream.lock();
         if let Some(flushing) = state.flushing.take() {
             if state.life == Life::Gone {
-                self.hot_bytes(entry.keeps).sub(flushing.memory_len());
                 state.abandon(&flushing);
             } else {
                 state.hot = flushing.followed_by(&state.hot);
             }
         }
+        state.count_memory(self.metrics);
         if entry.keeps {
             state.keep = Keep::Wanted;
         }

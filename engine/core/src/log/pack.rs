@@ -37,7 +37,7 @@ const MAGIC: [u8; 8] = *b"MSTRPACK";
 const VERSION: u32 = 1;
 pub const FILE_HEADER_BYTES: usize = 16;
 pub(super) const SECTION_HEADER_BYTES: usize = 40;
-/// Size of one write; the buffer may exceed it by one section.
+/// Size of one write; the buffer may exceed it by one more.
 const WRITE_BYTES: usize = 1024 * 1024;
 /// Size of one read while a pack's sections are walked.
 const WALK_BYTES: usize = 256 * 1024;
@@ -176,20 +176,18 @@ impl PackWriter {
         }
         .encode(self.number, &mut self.buffer);
         let file_position = self.position();
-        bytes
-            .iter()
-            .for_each(|piece| self.buffer.extend_from_slice(piece));
+        for chunk in bytes.iter().flat_map(|piece| piece.chunks(WRITE_BYTES)) {
+            self.buffer.extend_from_slice(chunk);
+            self.flush_full()?;
+        }
         self.buffer
             .resize(self.buffer.len() + (padded(len) - len) as usize, 0);
         let index_position = self.position();
-        index
-            .iter()
-            .copied()
-            .flatten()
-            .for_each(|entry| encode(entry, &mut self.buffer));
-        if self.buffer.len() >= WRITE_BYTES {
-            self.flush()?;
+        for entry in index.iter().copied().flatten() {
+            encode(entry, &mut self.buffer);
+            self.flush_full()?;
         }
+        self.flush_full()?;
         Ok(Extent {
             start,
             len,
@@ -199,6 +197,14 @@ impl PackWriter {
             index_count,
             base_records,
         })
+    }
+
+    /// The buffer stays small, however large a section is.
+    fn flush_full(&mut self) -> io::Result<()> {
+        if self.buffer.len() >= WRITE_BYTES {
+            self.flush()?;
+        }
+        Ok(())
     }
 
     /// Hands the buffer to the file, so that sections can be read back.

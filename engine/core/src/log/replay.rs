@@ -118,7 +118,7 @@ impl<'a> Replay<'a> {
         state.control_sequence = frame.sequence;
         if !frame.payload.is_empty() {
             state.push_bytes(frame.payload, frame.records);
-            self.metrics.hot_bytes.add(frame.payload.len() as u64);
+            state.count_memory(self.metrics);
         }
         state.publish_applied();
         self.directory.mark_dirty(&stream, &mut state.dirty);
@@ -152,15 +152,11 @@ impl<'a> Replay<'a> {
         }
         self.directory.mark_dirty(&stream, &mut state.dirty);
         match frame.kind {
-            FrameKind::Append => {
-                apply_append(&mut state, frame)?;
-                self.metrics.hot_bytes.add(frame.payload.len() as u64);
-            }
+            FrameKind::Append => apply_append(&mut state, frame)?,
             FrameKind::Adopt => self.adopt(&mut state, frame)?,
             FrameKind::SoftDelete | FrameKind::Purge => {
                 self.note_ending(&stream, &state, frame);
-                let freed = state.apply_delete(frame.kind == FrameKind::Purge, frame.sequence);
-                self.metrics.hot_bytes.sub(freed);
+                state.apply_delete(frame.kind == FrameKind::Purge, frame.sequence);
             }
             FrameKind::ForkAdded => state.fork_count += 1,
             FrameKind::ForkReleased => state.fork_count = state.fork_count.saturating_sub(1),
@@ -170,6 +166,7 @@ impl<'a> Replay<'a> {
         }
         state.applied_sequence = frame.sequence;
         state.publish_applied();
+        state.count_memory(self.metrics);
         self.note_unneeded(&stream, &state);
         Ok(())
     }
@@ -221,7 +218,6 @@ impl<'a> Replay<'a> {
             sections.push((*section, index));
         }
         self.cold.adopt(&adopted);
-        let before = state.hot.memory_len();
         state.apply_adopt(&AppliedAdopt {
             sequence: frame.sequence,
             time_ms: frame.time_ms,
@@ -229,9 +225,6 @@ impl<'a> Replay<'a> {
             producer,
             sections: &sections,
         });
-        self.metrics
-            .hot_bytes
-            .add(state.hot.memory_len().saturating_sub(before));
         Ok(())
     }
 

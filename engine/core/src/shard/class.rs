@@ -1,5 +1,4 @@
-//! Changing a stream's class, and what `ephemeral` streams need beside the log: keeping their bytes after all,
-//! and files for those that memory has no room for.
+//! Changing a stream's class, and keeping the bytes of `ephemeral` streams after all.
 //!
 //! Invariants
 //! - `I-CLASS-1` A change is one synced frame. Until it is synced nothing of the new class is told or shown.
@@ -10,17 +9,11 @@ use std::sync::Arc;
 
 use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
 use crate::error::ErrorCode;
-use crate::log::cold::SpillPiece;
-use crate::model::{Class, Extent, Gate, Stage};
+use crate::model::{Class, Gate, Stage};
 use crate::refusal::Refusal;
-use crate::report;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::handle::Stream;
-use crate::stream::hot::Hot;
-use crate::stream::state::{Keep, Life, StreamState, Visible};
-
-/// Bytes of one spill file: what is written, and held twice, at a time.
-const SPILL_FILE_BYTES: u64 = 32 << 20;
+use crate::stream::state::{Keep, StreamState, Visible};
 
 impl Engine {
     /// Gives a stream another class. `Wait`: its bytes are on their way to a checkpoint; appends wait with it
@@ -104,112 +97,5 @@ impl Engine {
         }
         self.directory.mark_dirty(stream, &mut state.dirty);
         self.maintenance.request_checkpoint();
-    }
-
-    /// Moves bytes of `ephemeral` streams to files until memory is half empty again.
-    pub fn spill_volatile(&self) {
-        let bound = self.config.ephemeral_bytes_max;
-        if self.metrics.ephemeral_bytes.get() <= bound {
-            return;
-        }
-        let mut streams = self.directory.volatile();
-        while self.metrics.ephemeral_bytes.get() > bound / 2 && !streams.is_empty() {
-            let mut given = Vec::new();
-            let mut bytes = 0;
-            while bytes < SPILL_FILE_BYTES {
-                let Some(stream) = streams.pop() else { break };
-                if let Some(piece) = give(&stream) {
-                    bytes += piece.hot.len();
-                    given.push(piece);
-                }
-            }
-            if let Err(error) = self.spill(&given) {
-                given.iter().for_each(|given| self.take_back(given));
-                report!("bytes of ephemeral streams could not be moved out of memory: {error}");
-                return;
-            }
-        }
-    }
-
-    fn spill(&self, given: &[Given]) -> std::io::Result<()> {
-        let bytes: Vec<_> = given.iter().map(|given| given.hot.contiguous()).collect();
-        let pieces: Vec<SpillPiece<'_>> = given
-            .iter()
-            .zip(&bytes)
-            .map(|(given, bytes)| SpillPiece {
-                stream: given.stream.id,
-                start: given.hot.start,
-                base_records: given.base_records,
-                bytes,
-                index: &given.hot.index,
-            })
-            .collect();
-        if pieces.is_empty() {
-            return Ok(());
-        }
-        let extents = self.cold.spill(&pieces)?;
-        for (given, extent) in given.iter().zip(extents) {
-            self.metrics.ephemeral_bytes.sub(given.hot.len());
-            self.metrics.spilled_bytes.add(given.hot.len());
-            if !given.place(extent) {
-                self.cold.release_spilled(&[extent])?;
-            }
-        }
-        Ok(())
-    }
-
-    fn take_back(&self, given: &Given) {
-        let mut state = given.stream.lock();
-        if state.flushing.take().is_none() {
-            return;
-        }
-        if state.life == Life::Gone {
-            self.metrics.ephemeral_bytes.sub(given.hot.len());
-        } else {
-            state.hot = given.hot.followed_by(&state.hot);
-        }
-    }
-}
-
-/// Bytes that a stream gives out of memory.
-struct Given {
-    stream: Arc<Stream>,
-    hot: Arc<Hot>,
-    base_records: u64,
-}
-
-fn give(stream: &Arc<Stream>) -> Option<Given> {
-    let mut state = stream.lock();
-    if !state.is_volatile() || state.hot.is_empty() || state.flushing.is_some() {
-        return None;
-    }
-    state.hot.freeze();
-    let tail = state.tail;
-    let hot = Arc::new(std::mem::replace(&mut state.hot, Hot::starting_at(tail)));
-    state.flushing = Some(Arc::clone(&hot));
-    Some(Given {
-        stream: Arc::clone(stream),
-        hot,
-        base_records: state.file_records(),
-    })
-}
-
-impl Given {
-    /// Puts the extent in the place of the bytes; `false` if the stream is gone.
-    fn place(&self, extent: Extent) -> bool {
-        let mut state = self.stream.lock();
-        state.flushing = None;
-        if state.life == Life::Gone {
-            return false;
-        }
-        let mut spilled = state.spilled.as_ref().clone();
-        spilled.push(extent);
-        state.spilled = Arc::new(spilled);
-        state.spilled_records = self
-            .hot
-            .index
-            .last()
-            .map_or(self.base_records, |entry| entry.records);
-        true
     }
 }

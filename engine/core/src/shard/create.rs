@@ -287,6 +287,9 @@ impl Engine {
         if let (Some(point), Some(source), Some(asked)) = (&fork, &source_state, &request.fork) {
             self.begin_as_fork(&mut initial, point, source, asked);
         }
+        if !wire.is_empty() {
+            self.check_room(&initial, false)?;
+        }
         let mut config = Vec::with_capacity(160 + path.len());
         snapshot::encode(path, &content_type, &initial, &mut config);
         if config.len() > u16::MAX as usize {
@@ -342,7 +345,7 @@ impl Engine {
             state.push_bytes(&wire, records);
         }
         self.metrics.creates.add(1);
-        self.hot_counter(&state).add(wire.len() as u64);
+        state.count_memory(&self.metrics);
         let (offset, closed) = (self.applied_tail(&state), state.closed);
         drop(state);
         Ok(Created {

@@ -73,8 +73,8 @@ impl Engine {
             self.directory.endings.note(sequence, ending);
         }
         let release = (kind == FrameKind::SoftDelete && !soft).then_some(stream.id);
-        let freed = state.apply_delete(kind == FrameKind::Purge, sequence);
-        self.hot_counter(state).sub(freed);
+        state.apply_delete(kind == FrameKind::Purge, sequence);
+        state.count_memory(&self.metrics);
         self.release_spilled(state);
         Ok((sequence, release))
     }
@@ -139,8 +139,8 @@ impl Engine {
             open.wants(released.unwrap_or(purged), Stage::Synced);
             (purged, released)
         };
-        let freed = state.apply_delete(true, purged);
-        self.hot_counter(&state).sub(freed);
+        state.apply_delete(true, purged);
+        state.count_memory(&self.metrics);
         self.release_spilled(&mut state);
         self.shard.kick();
         let (Some(source), Some(mut source_state), Some(released)) =

@@ -20,6 +20,7 @@ pub mod maintain;
 pub mod pull;
 pub mod read;
 pub mod scrub;
+pub mod spill;
 pub mod stage;
 mod staged;
 pub mod stages;

@@ -6,7 +6,6 @@ use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind};
 use crate::error::ErrorCode;
 use crate::io::sabotage::{self, Sabotage};
 use crate::limits::{HOT_BYTES_FACTOR, HOT_BYTES_MIN};
-use crate::metrics::Counter;
 use crate::model::{Class, Gate, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::batch::NotStaged;
@@ -197,7 +196,7 @@ impl Engine {
             state.publish_applied();
             state.changed = self.shard.changes.stamp();
         }
-        self.hot_counter(state).add(append.payload.len() as u64);
+        state.count_memory(&self.metrics);
         // Nothing to wait for: a `memory` append is done.
         Ok(match stage {
             Stage::Applied => Gate::OPEN,
@@ -222,24 +221,20 @@ impl Engine {
         state.apply_append(&append);
         state.publish_applied();
         state.changed = self.shard.changes.stamp();
-        self.hot_counter(state).add(append.payload.len() as u64);
+        state.count_memory(&self.metrics);
         self.shard.saw_weak();
         self.shard.wake_readers(stream);
         Ok(Gate::OPEN)
     }
 
     /// Memory has a bound: strong appends wait for the checkpoint that makes room, weak ones are refused.
-    fn check_room(&self, state: &StreamState, close: bool) -> Result<(), Undone> {
+    pub(super) fn check_room(&self, state: &StreamState, close: bool) -> Result<(), Undone> {
         if state.is_volatile() {
-            let bound = self.config.ephemeral_bytes_max.saturating_mul(2);
-            if self.metrics.ephemeral_bytes.get() > bound && !close {
-                self.maintenance.wake();
-                return Err(Undone::refused(Refusal::with(
-                    ErrorCode::ServerBusy,
-                    "Ephemeral streams have more bytes than memory may hold; they are being moved to disk.",
-                )));
-            }
-            return Ok(());
+            return if close {
+                Ok(())
+            } else {
+                self.check_volatile_room(state)
+            };
         }
         if !self.hot_bytes_exhausted() || self.shard.failed() {
             return Ok(());
@@ -262,15 +257,6 @@ impl Engine {
             return Err(Undone::Wait);
         }
         Ok(())
-    }
-
-    /// Which gauge counts the bytes that a stream has in memory.
-    pub fn hot_counter(&self, state: &StreamState) -> &Counter {
-        if state.is_volatile() {
-            &self.metrics.ephemeral_bytes
-        } else {
-            &self.metrics.hot_bytes
-        }
     }
 
     /// A stream that is not live refuses everything; one that has expired is deleted first.

@@ -13,8 +13,9 @@ use crate::model::{Adopted, IndexEntry};
 
 /// Smaller buffers are copied; freezing them would leave a trail of crumbs.
 const FREEZE_MIN_BYTES: usize = 64 * 1024;
-/// What an index entry of bytes that lie in a file takes in memory.
 const ENTRY_MEMORY_BYTES: u64 = size_of::<IndexEntry>() as u64;
+/// What the first byte takes beside itself: the smallest buffer, and an index with room for a few entries.
+const FIRST_MEMORY_BYTES: u64 = 8 + 3 * ENTRY_MEMORY_BYTES;
 
 #[derive(Debug, Default)]
 pub struct Hot {
@@ -24,7 +25,7 @@ pub struct Hot {
     active: Vec<u8>,
     /// Position where `active` begins.
     active_start: u64,
-    /// What `parts` take in memory.
+    /// Bytes of `parts` that are in memory.
     parts_memory: u64,
 }
 
@@ -48,11 +49,10 @@ impl PartBytes {
         }
     }
 
-    /// What counts against the bound on memory.
     fn memory_len(&self) -> u64 {
         match self {
             PartBytes::Memory(bytes) => bytes.len() as u64,
-            PartBytes::File(section) => u64::from(section.index_count) * ENTRY_MEMORY_BYTES,
+            PartBytes::File(_) => 0,
         }
     }
 }
@@ -123,9 +123,14 @@ impl Hot {
         self.end() - self.start
     }
 
-    /// What counts against the bound on memory: bytes that are here, and the index of those that are not.
+    /// What counts against the bound on memory: bytes that are here, and the index of all. Room that a buffer has
+    /// grown ahead does not count: nobody has touched it.
     pub fn memory_len(&self) -> u64 {
-        self.parts_memory + self.active.len() as u64
+        if self.is_empty() {
+            return 0;
+        }
+        let index = self.index.len() as u64 * ENTRY_MEMORY_BYTES;
+        self.parts_memory + self.active.len() as u64 + index + FIRST_MEMORY_BYTES
     }
 
     pub fn is_empty(&self) -> bool {
@@ -260,14 +265,14 @@ impl Hot {
         });
     }
 
-    /// All bytes in one piece, of a stream that has none in files.
-    pub fn contiguous(&self) -> Cow<'_, [u8]> {
+    /// All bytes in pieces as they lie, of a stream that has none in files.
+    pub fn pieces(&self) -> Vec<&[u8]> {
         debug_assert!(self.file_parts().next().is_none());
-        let mut runs = self.runs();
-        match runs.pop().map(|run| run.bytes) {
-            Some(RunBytes::Memory(bytes)) => bytes,
-            _ => Cow::Borrowed(&[]),
-        }
+        let parts = self.parts.iter().filter_map(|part| match &part.bytes {
+            PartBytes::Memory(bytes) => Some(bytes.as_slice()),
+            PartBytes::File(_) => None,
+        });
+        parts.chain([self.active.as_slice()]).collect()
     }
 
     /// These bytes with newer ones behind them.

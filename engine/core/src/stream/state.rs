@@ -19,6 +19,7 @@ use crate::limits::{COMMITTERS_PER_STREAM_MAX, DAMAGED_RANGES_MAX, PRODUCERS_PER
 use crate::model::{Adopted, Class, Extent, IndexEntry, StreamId};
 use crate::stream::damage;
 use crate::stream::hot::Hot;
+use crate::stream::memory::Counted;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -167,6 +168,8 @@ pub struct StreamState {
     pub visible: Visible,
     /// Stamp of the newest change that readers may see; 0 = none since it was loaded.
     pub changed: u64,
+    /// What the gauges of memory know of this stream.
+    pub counted: Counted,
     /// In the list of streams the next checkpoint writes.
     pub dirty: bool,
     /// Where the open batch keeps this stream's publication: batch number and slot.
@@ -212,6 +215,7 @@ impl StreamState {
             control_sequence: 0,
             visible: Visible::default(),
             changed: 0,
+            counted: Counted::default(),
             dirty: false,
             batch_slot: (0, 0),
         }
@@ -378,20 +382,19 @@ impl StreamState {
         self.renew_at(frame.time_ms);
     }
 
-    /// Applies a delete frame. Returns how many hot bytes a purge gave back.
-    pub fn apply_delete(&mut self, purge: bool, sequence: u64) -> u64 {
+    /// Applies a delete frame.
+    pub fn apply_delete(&mut self, purge: bool, sequence: u64) {
         self.applied_sequence = sequence;
         self.reveal_sequence = sequence;
         self.control_sequence = sequence;
         if !purge {
             self.life = Life::SoftDeleted;
-            return 0;
+            return;
         }
         self.life = Life::Gone;
         self.producers = None;
         let hot = std::mem::replace(&mut self.hot, Hot::starting_at(self.tail));
         self.abandon(&hot);
-        hot.memory_len()
     }
 
     /// Notes the staged packs of bytes that nobody will read any more.

@@ -33,8 +33,9 @@ pub struct SpillPiece<'b> {
     pub stream: StreamId,
     pub start: u64,
     pub base_records: u64,
-    pub bytes: &'b [u8],
-    pub index: &'b [IndexEntry],
+    /// Both in pieces that follow each other.
+    pub bytes: Vec<&'b [u8]>,
+    pub index: [&'b [IndexEntry]; 2],
 }
 
 /// Removes what the last run left. A directory that was never needed is not made.
@@ -82,8 +83,8 @@ impl ColdStore {
                 piece.stream,
                 piece.start,
                 piece.base_records,
-                &[piece.bytes],
-                &[piece.index],
+                &piece.bytes,
+                &piece.index,
             )?);
         }
         writer.flush()?;

@@ -157,7 +157,6 @@ impl Engine {
     ) {
         let Some(share) = entry.share else { return };
         let bytes = share.bytes.as_deref().unwrap_or(&[]);
-        let before = entry.state.hot.memory_len();
         match &frames.kind {
             Kind::Adopted(_) => {
                 // Before the lock goes: whoever tidies packs must find it kept.
@@ -203,9 +202,7 @@ impl Engine {
             // Behind a commit even a weak stream shows nothing before that is synced.
             entry.state.control_sequence = first_sequence + frames.count() - 1;
         }
-        let after = entry.state.hot.memory_len();
-        self.hot_counter(&entry.state)
-            .add(after.saturating_sub(before));
+        entry.state.count_memory(&self.metrics);
     }
 }
 
