@@ -87,6 +87,8 @@ pub const TAILS_PLACES_MAX: usize = 100_000;
 /// How long such a question may wait for an answer, and how many may wait at once.
 pub const TAILS_WAIT_MAX_MS: u64 = 60_000;
 pub const TAILS_WAITING_MAX: usize = 1024;
+/// Memory of questions that wait: their names, and their patterns as programs. Above this more are refused.
+pub const TAILS_WAITING_MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// Removed streams remembered for those who ask what has changed.
 pub const REMOVED_STREAMS_MAX: usize = 4096;
 /// Removed streams whose end is remembered: how many, how much memory they take, and how long.

@@ -74,6 +74,7 @@ metrics! {
     pipeline_requests "counter" "millstream_pipeline_requests_total" "Requests to the pipeline paths.";
     pipeline_queue "gauge" "millstream_pipeline_queue" "Pipeline requests that wait for a worker.";
     pipeline_waiting "gauge" "millstream_pipeline_waiting" "Requests to /v1/tails that wait for a change.";
+    pipeline_waiting_bytes "gauge" "millstream_pipeline_waiting_bytes" "Memory of requests to /v1/tails that wait or are looked at.";
     pipeline_answer_bytes "gauge" "millstream_pipeline_answer_bytes" "Bytes of pipeline answers that clients have not taken yet.";
     pipeline_read_rows "counter" "millstream_pipeline_read_rows_total" "Rows returned by /v1/read.";
     pipeline_read_bytes "counter" "millstream_pipeline_read_bytes_total" "Bytes of Arrow returned by /v1/read.";

@@ -123,6 +123,12 @@ impl Directory {
         Ok(Some(stream))
     }
 
+    /// The stream at a path if it is in memory.
+    pub fn in_memory_at(&self, path: &str) -> Option<Arc<Stream>> {
+        let slot = self.path_slot(path).lock();
+        slot.get(path).map(|found| Arc::clone(&found.0))
+    }
+
     /// The stream of an incarnation, wherever its path points now.
     pub fn get_by_id(&self, id: StreamId) -> Result<Option<Arc<Stream>>, CatalogError> {
         if let Some(stream) = self.id_slot(id).lock().get(&id) {

@@ -7,7 +7,7 @@
 //! Invariants
 //! - `I-PIPE-1` A connection has at most one job; its next request waits, so answers keep their order.
 //! - `I-PIPE-2` Everything that waits is bounded: the queue by number, bodies by the bound for bodies under way,
-//!   answers by their bytes.
+//!   answers by their bytes, questions by number and bytes.
 //! - `I-PIPE-3` A client that leaves cancels nothing that has begun: its answer is dropped.
 
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use crate::error::ErrorCode;
 use crate::metrics::Metrics;
 use crate::model::Gate;
 use crate::refusal::Refusal;
-use crate::serve::pipeline::tails::Question;
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
@@ -24,6 +23,8 @@ mod arrow;
 mod arrow_rows;
 mod commit;
 pub mod hand;
+mod news;
+mod patterns;
 pub mod pool;
 mod read;
 mod rows;
@@ -102,10 +103,8 @@ impl Answer {
 /// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.
 pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Result<Answer, Undone> {
     match call {
-        PipelineCall::Tails => {
-            let question = Question::parse(engine, &request.body).map_err(Undone::refused)?;
-            tails::render(engine, &tails::evaluate(engine, &question)?)
-        }
+        // Asked elsewhere: it may wait.
+        PipelineCall::Tails => Err(Undone::refused(ErrorCode::Internal)),
         PipelineCall::Read => read::run(engine, &request.body),
         PipelineCall::Stage(id) => stage::put(engine, id, request),
         PipelineCall::DropStage(id) => stage::delete(engine, id),
@@ -133,6 +132,29 @@ struct Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         self.metrics.inflight_bytes.sub(self.bytes);
+    }
+}
+
+/// Memory of a question that is counted until it is dropped.
+pub struct Held {
+    metrics: Arc<Metrics>,
+    bytes: u64,
+}
+
+impl Held {
+    fn new(metrics: &Arc<Metrics>, bytes: usize) -> Held {
+        let bytes = bytes as u64;
+        metrics.pipeline_waiting_bytes.add(bytes);
+        Held {
+            metrics: Arc::clone(metrics),
+            bytes,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.metrics.pipeline_waiting_bytes.sub(self.bytes);
     }
 }
 

@@ -83,14 +83,12 @@ impl Changes {
         removed.names.push_back((stamp, path.into()));
     }
 
-    /// Names removed at a stamp or later; `None` if that is not remembered.
-    pub fn removed_since(&self, stamp: u64) -> Option<Vec<Box<str>>> {
+    /// Names removed at a stamp or later with their stamps, and the stamp up to which some may be forgotten.
+    pub fn removed_since(&self, stamp: u64) -> (u64, Vec<(Box<str>, u64)>) {
         let removed = self.removed.lock();
-        if removed.forgotten >= stamp {
-            return None;
-        }
         let since = removed.names.iter().filter(|(at, _)| *at >= stamp);
-        Some(since.map(|(_, name)| name.clone()).collect())
+        let names = since.map(|(at, name)| (name.clone(), *at)).collect();
+        (removed.forgotten, names)
     }
 
     /// Set before a last look: a change behind that look finds it set, one before it is seen.
@@ -152,7 +150,10 @@ mod tests {
         changes.note_removed(first, "a");
         let second = changes.begin();
         changes.note_removed(second, "b");
-        let names = |since| changes.removed_since(since).map(|names| names.len());
+        let names = |since| {
+            let (forgotten, names) = changes.removed_since(since);
+            (forgotten < since).then_some(names.len())
+        };
         assert_eq!(
             (names(first), names(second), names(second + 1)),
             (Some(2), Some(1), Some(0))

@@ -193,20 +193,6 @@ impl Engine {
         Ok(tails)
     }
 
-    /// Streams in memory that match and have changed at a stamp or later, gone ones included.
-    pub fn changed_streams(
-        &self,
-        prefix: &str,
-        since: u64,
-        matches: &dyn Fn(&str) -> bool,
-    ) -> Vec<Arc<Stream>> {
-        let mut streams = self.directory.cached_below(prefix);
-        streams.retain(|stream| {
-            stream.lock().changed >= since && !stream.is_reserved() && matches(&stream.path)
-        });
-        streams
-    }
-
     /// Where something is in a stream.
     pub fn find_place(&self, stream: &Arc<Stream>, wanted: &Wanted) -> Result<Found, Refusal> {
         self.past_damage(|| match wanted {

@@ -15,6 +15,7 @@ use crate::error::ErrorCode;
 use crate::limits::PIPELINE_QUEUE_MAX;
 use crate::model::Gate;
 use crate::refusal::Refusal;
+use crate::serve::pipeline::patterns::Patterns;
 use crate::serve::pipeline::waits::Waiting;
 use crate::serve::pipeline::{Answer, Job, Unsent, run};
 use crate::serve::route::PipelineCall;
@@ -32,6 +33,7 @@ pub struct Pipeline {
     /// Rung when the workers shall end, for those who rest.
     stopping: Condvar,
     pub(super) waits: Mutex<Vec<Waiting>>,
+    pub(super) patterns: Patterns,
     /// One list per reactor, in the order of their mailboxes.
     finished: Vec<Mutex<Vec<Finished>>>,
 }
@@ -62,6 +64,7 @@ impl Pipeline {
             ready: Condvar::new(),
             stopping: Condvar::new(),
             waits: Mutex::default(),
+            patterns: Patterns::default(),
             finished: (0..reactors).map(|_| Mutex::default()).collect(),
         }
     }

@@ -6,19 +6,16 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use regex::{Regex, RegexBuilder};
-use regex_syntax::hir::literal::Extractor;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorCode;
-use crate::limits::{
-    PATTERN_MAX_BYTES, PATTERN_PROGRAM_MAX_BYTES, TAILS_PLACES_MAX, TAILS_STREAMS_MAX,
-    TAILS_WAIT_MAX_MS,
-};
+use crate::limits::{TAILS_PLACES_MAX, TAILS_STREAMS_MAX, TAILS_WAIT_MAX_MS};
 use crate::log::endings::Ending;
 use crate::model::{Offset, StreamId};
 use crate::refusal::Refusal;
-use crate::serve::pipeline::Answer;
+use crate::serve::pipeline::news::News;
+use crate::serve::pipeline::patterns::{Pattern, Patterns};
+use crate::serve::pipeline::{Answer, Held};
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::tails::{Found, Place, Tail, Wanted, is_reserved};
 use crate::stream::handle::Stream;
@@ -26,22 +23,37 @@ use crate::stream::offsets::Gap;
 
 /// A question that is well formed.
 pub struct Question {
-    which: Which,
+    pub(super) which: Which,
     /// Stamp of the earlier answer; `None`: everything is wanted.
-    since: Option<u64>,
+    pub(super) since: Option<u64>,
     pub wait_ms: u64,
+    /// What it takes beside a pattern, which counts by itself.
+    _held: Held,
 }
 
-enum Which {
+pub(super) enum Which {
     Named(Vec<Named>),
-    Matching { prefix: String, pattern: Regex },
+    Matching(Arc<Pattern>),
 }
 
-struct Named {
-    name: String,
+pub(super) struct Named {
+    pub(super) name: Box<str>,
     /// The one that is meant; if it is gone, its end is told.
     incarnation: Option<StreamId>,
     at: Vec<Wanted>,
+}
+
+impl Named {
+    fn memory_len(&self) -> usize {
+        let texts = self.at.iter().map(|wanted| match wanted {
+            Wanted::Offset(text) => text.len(),
+            _ => 0,
+        });
+        size_of::<Named>()
+            + self.name.len()
+            + self.at.len() * size_of::<Wanted>()
+            + texts.sum::<usize>()
+    }
 }
 
 // --- the question ----------------------------------------------------------------------------
@@ -101,11 +113,12 @@ impl From<AskedPlace<'_>> for Wanted {
 }
 
 impl Question {
-    pub fn parse(engine: &Engine, body: &[u8]) -> Result<Question, Refusal> {
+    pub fn parse(engine: &Engine, patterns: &Patterns, body: &[u8]) -> Result<Question, Refusal> {
         let asked: Asked<'_> = super::parse_json(body)?;
+        let hold = |bytes| Held::new(&engine.metrics, bytes);
         let which = match (asked.streams, asked.pattern) {
             (Some(streams), None) => Which::Named(parse_names(streams)?),
-            (None, Some(pattern)) => parse_pattern(&pattern)?,
+            (None, Some(pattern)) => Which::Matching(patterns.get(&pattern, hold)?),
             _ => return Err(bad("Exactly one of streams and pattern is needed.")),
         };
         if asked.wait_ms > TAILS_WAIT_MAX_MS {
@@ -114,10 +127,15 @@ impl Question {
         let since = asked
             .cursor
             .and_then(|cursor| engine.shard.changes.parse(&cursor));
+        let named = match &which {
+            Which::Named(named) => named.iter().map(Named::memory_len).sum(),
+            Which::Matching(_) => 0,
+        };
         Ok(Question {
             which,
             since,
             wait_ms: asked.wait_ms,
+            _held: hold(size_of::<Question>() + named),
         })
     }
 
@@ -142,12 +160,12 @@ fn parse_names(streams: Vec<AskedStream<'_>>) -> Result<Vec<Named>, Refusal> {
         .into_iter()
         .map(|stream| match stream {
             AskedStream::Name(name) => Ok(Named {
-                name: name.into_owned(),
+                name: name.into(),
                 incarnation: None,
                 at: Vec::new(),
             }),
             AskedStream::With(places) => Ok(Named {
-                name: places.name.into_owned(),
+                name: places.name.into(),
                 incarnation: places.incarnation.as_deref().map(parse_id).transpose()?,
                 at: places.at.into_iter().map(Wanted::from).collect(),
             }),
@@ -169,26 +187,6 @@ fn parse_id(text: &str) -> Result<StreamId, Refusal> {
     parsed.map_err(|_| bad(format!("{text:?} is no incarnation.")))
 }
 
-fn parse_pattern(text: &str) -> Result<Which, Refusal> {
-    let invalid = |detail: String| Refusal::with(ErrorCode::PatternInvalid, detail);
-    if text.len() > PATTERN_MAX_BYTES {
-        return Err(invalid(format!(
-            "A pattern has at most {PATTERN_MAX_BYTES} bytes."
-        )));
-    }
-    // By itself first, so that the error speaks of what was sent.
-    let hir = regex_syntax::parse(text).map_err(|error| invalid(error.to_string()))?;
-    let prefixes = Extractor::new().extract(&hir);
-    let prefix = prefixes.longest_common_prefix().unwrap_or(b"");
-    let known = std::str::from_utf8(prefix).map_or_else(|error| error.valid_up_to(), str::len);
-    let prefix = String::from_utf8_lossy(&prefix[..known]).into_owned();
-    let pattern = RegexBuilder::new(&format!("\\A(?:{text})\\z"))
-        .size_limit(PATTERN_PROGRAM_MAX_BYTES)
-        .build()
-        .map_err(|error| invalid(error.to_string()))?;
-    Ok(Which::Matching { prefix, pattern })
-}
-
 // --- its evaluation --------------------------------------------------------------------------
 
 /// An answer before it is rendered.
@@ -204,9 +202,9 @@ pub struct Evaluated {
 type Places = Option<Vec<Result<Found, Refusal>>>;
 
 impl Evaluated {
-    fn new(engine: &Engine, complete: bool) -> Evaluated {
+    fn new(stamp: u64, complete: bool) -> Evaluated {
         Evaluated {
-            stamp: engine.shard.changes.begin(),
+            stamp,
             complete,
             missing: Vec::new(),
             removed: Vec::new(),
@@ -216,7 +214,7 @@ impl Evaluated {
 
     /// A named stream is not there.
     fn miss(&mut self, engine: &Engine, asked: &Named) {
-        self.missing.push(asked.name.as_str().into());
+        self.missing.push(asked.name.clone());
         self.removed
             .extend(engine.ending(&asked.name, asked.incarnation));
     }
@@ -236,39 +234,39 @@ impl Evaluated {
     }
 }
 
-pub fn evaluate(engine: &Engine, question: &Question) -> Result<Evaluated, Undone> {
-    if let Some(since) = question.since {
-        let changed = match &question.which {
-            Which::Named(named) => changed_named(engine, named, since)?,
-            Which::Matching { prefix, pattern } => {
-                changed_matching(engine, prefix, pattern, since)?
+/// Answers a question as things are now. `news` is of the question's own stamp or of an earlier one.
+pub fn evaluate(engine: &Engine, question: &Question, news: &News) -> Result<Evaluated, Undone> {
+    if let Some(since) = question.since.filter(|since| news.tells_since(*since)) {
+        let mut evaluated = Evaluated::new(news.stamp, false);
+        match &question.which {
+            Which::Named(named) => changed_named(engine, named, since, news, &mut evaluated)?,
+            Which::Matching(pattern) => {
+                changed_matching(engine, pattern, since, news, &mut evaluated)?;
             }
-        };
-        if let Some(changed) = changed {
-            return Ok(changed);
         }
+        return Ok(evaluated);
     }
+    let mut evaluated = Evaluated::new(engine.shard.changes.begin(), true);
     match &question.which {
-        Which::Named(named) => all_named(engine, named),
-        Which::Matching { prefix, pattern } => {
-            let mut evaluated = Evaluated::new(engine, true);
-            let mut tails = engine.all_tails(prefix, &|name| pattern.is_match(name))?;
+        Which::Named(named) => all_named(engine, named, &mut evaluated)?,
+        Which::Matching(pattern) => {
+            let matcher = pattern.matcher();
+            let mut tails = engine.all_tails(&pattern.prefix, &|name| matcher.matches(name))?;
             tails.sort_unstable_by(|one, other| one.name.cmp(&other.name));
             evaluated.streams = tails.into_iter().map(|tail| (tail, None)).collect();
-            Ok(evaluated)
         }
     }
+    Ok(evaluated)
 }
 
-fn all_named(engine: &Engine, named: &[Named]) -> Result<Evaluated, Undone> {
-    let mut evaluated = Evaluated::new(engine, true);
+fn all_named(engine: &Engine, named: &[Named], evaluated: &mut Evaluated) -> Result<(), Undone> {
     for asked in named {
         match engine.find_settled(&asked.name)? {
             Some((stream, tail)) => evaluated.meet(engine, asked, &stream, tail),
             None => evaluated.miss(engine, asked),
         }
     }
-    Ok(evaluated)
+    Ok(())
 }
 
 fn find_places(engine: &Engine, stream: &Arc<Stream>, asked: &Named) -> Places {
@@ -276,63 +274,56 @@ fn find_places(engine: &Engine, stream: &Arc<Stream>, asked: &Named) -> Places {
     (!asked.at.is_empty()).then(|| asked.at.iter().map(found).collect())
 }
 
-/// What has changed of some streams; `None` if that cannot be told any more.
+/// What has changed of some streams.
 fn changed_named(
     engine: &Engine,
     named: &[Named],
     since: u64,
-) -> Result<Option<Evaluated>, Undone> {
-    let mut evaluated = Evaluated::new(engine, false);
-    let mut absent = Vec::new();
+    news: &News,
+    evaluated: &mut Evaluated,
+) -> Result<(), Undone> {
     for asked in named {
-        let Some(stream) = engine.find(&asked.name)? else {
-            absent.push(asked);
-            continue;
-        };
-        if stream.lock().changed < since {
-            continue;
-        }
-        engine.end_expired(&stream);
-        match engine.settled_tail(&stream)? {
-            Some(tail) => evaluated.meet(engine, asked, &stream, tail),
-            None => evaluated.miss(engine, asked),
-        }
-    }
-    let Some(removed) = engine.shard.changes.removed_since(since) else {
-        return Ok(None);
-    };
-    let removed: HashSet<&str> = removed.iter().map(|name| &**name).collect();
-    for asked in absent {
-        if removed.contains(&*asked.name) {
-            evaluated.miss(engine, asked);
+        match news.changed(&asked.name, since) {
+            Some(stream) => {
+                engine.end_expired(stream);
+                match engine.settled_tail(stream)? {
+                    Some(tail) => evaluated.meet(engine, asked, stream, tail),
+                    None => evaluated.miss(engine, asked),
+                }
+            }
+            // One that was created again and is not visible yet is no news.
+            None if news.removed(&asked.name, since) && engine.find(&asked.name)?.is_none() => {
+                evaluated.miss(engine, asked);
+            }
+            None => {}
         }
     }
-    Ok((engine.directory.evicted_stamp() < since).then_some(evaluated))
+    Ok(())
 }
 
 fn changed_matching(
     engine: &Engine,
-    prefix: &str,
-    pattern: &Regex,
+    pattern: &Pattern,
     since: u64,
-) -> Result<Option<Evaluated>, Undone> {
-    let matches = |name: &str| pattern.is_match(name);
-    let mut evaluated = Evaluated::new(engine, false);
+    news: &News,
+    evaluated: &mut Evaluated,
+) -> Result<(), Undone> {
+    let matcher = pattern.matcher();
+    let prefix = &*pattern.prefix;
     let mut gone: HashSet<Box<str>> = HashSet::new();
-    for stream in engine.changed_streams(prefix, since, &matches) {
-        engine.end_expired(&stream);
-        match engine.settled_tail(&stream)? {
+    let changed = news.all_changed(prefix, since);
+    for stream in changed.filter(|stream| matcher.matches(&stream.path)) {
+        engine.end_expired(stream);
+        match engine.settled_tail(stream)? {
             Some(tail) => evaluated.streams.push((tail, None)),
             None => {
                 gone.insert(stream.path.clone());
             }
         }
     }
-    let Some(removed) = engine.shard.changes.removed_since(since) else {
-        return Ok(None);
-    };
-    let removed = removed.into_iter().filter(|name| !is_reserved(name));
-    gone.extend(removed.filter(|name| matches(name)));
+    let removed = news.all_removed(prefix, since);
+    let removed = removed.filter(|name| matcher.matches(name));
+    gone.extend(removed.map(Box::from));
     // One that was created again is there.
     for (tail, _) in &evaluated.streams {
         gone.remove(&tail.name);
@@ -343,7 +334,7 @@ fn changed_matching(
     evaluated.removed = ends.filter_map(|name| engine.ending(name, None)).collect();
     let streams = &mut evaluated.streams;
     streams.sort_unstable_by(|(one, _), (other, _)| one.name.cmp(&other.name));
-    Ok((engine.directory.evicted_stamp() < since).then_some(evaluated))
+    Ok(())
 }
 
 // --- the answer ------------------------------------------------------------------------------

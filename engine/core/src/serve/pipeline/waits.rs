@@ -1,15 +1,16 @@
 //! Questions to `/v1/tails` that wait for a change: one list, one thread, no polling.
 //!
-//! The thread sleeps until a change is rung or a deadline comes, evaluates what waits, answers what has news or is
-//! out of time, and rests for a while in proportion to what the evaluation has cost, so that a busy server spends a
-//! bounded share of a core on those who wait.
+//! The thread sleeps until a change is rung or a deadline comes, gathers what has changed once for all who wait,
+//! answers those whom it concerns or who are out of time, and rests for a while in proportion to what that has cost,
+//! so that a busy server spends a bounded share of a core on those who wait.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::ErrorCode;
-use crate::limits::TAILS_WAITING_MAX;
+use crate::limits::{TAILS_WAITING_MAX, TAILS_WAITING_MAX_BYTES};
 use crate::refusal::Refusal;
+use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::pool::Pipeline;
 use crate::serve::pipeline::tails::{self, Question};
 use crate::shard::engine::Undone;
@@ -29,9 +30,10 @@ pub struct Waiting {
 impl Pipeline {
     /// Answers a question, now or when it has something to say.
     pub fn ask(&self, reactor: usize, conn: u64, body: &[u8]) {
-        let asked = Question::parse(&self.engine, body).map_err(Undone::refused);
+        let asked = Question::parse(&self.engine, &self.patterns, body).map_err(Undone::refused);
         let outcome = asked.and_then(|question| {
-            let evaluated = tails::evaluate(&self.engine, &question)?;
+            let news = News::gather(&self.engine, std::iter::once(&question));
+            let evaluated = tails::evaluate(&self.engine, &question, &news)?;
             Ok((question, evaluated))
         });
         match outcome {
@@ -53,9 +55,13 @@ impl Pipeline {
 
     fn park(&self, waiting: Waiting) {
         let mut waits = self.waits.lock();
-        if waits.len() >= TAILS_WAITING_MAX {
+        let held = self.engine.metrics.pipeline_waiting_bytes.get();
+        if waits.len() >= TAILS_WAITING_MAX || held > TAILS_WAITING_MAX_BYTES {
             drop(waits);
-            let refusal = Refusal::with(ErrorCode::ServerBusy, "Too many questions are waiting.");
+            let refusal = Refusal::with(
+                ErrorCode::ServerBusy,
+                "Too many questions are waiting, or too large ones; without wait_ms they are answered.",
+            );
             return self.finish(waiting.reactor, waiting.conn, Err(Undone::refused(refusal)));
         }
         self.engine.shard.changes.set_awaited(true);
@@ -94,15 +100,24 @@ impl Pipeline {
         }
     }
 
-    /// Evaluates everything that waits.
+    /// Answers whoever has news or is out of time.
     fn look(&self) {
         let looked_at = std::mem::take(&mut *self.waits.lock());
+        if looked_at.is_empty() {
+            return;
+        }
+        let news = News::gather(
+            &self.engine,
+            looked_at.iter().map(|waiting| &waiting.question),
+        );
         let mut kept = Vec::new();
-        for waiting in looked_at {
+        for mut waiting in looked_at {
             let over =
                 Instant::now() >= waiting.deadline || self.engine.stopping.load(Ordering::Acquire);
-            let outcome = match tails::evaluate(&self.engine, &waiting.question) {
+            let outcome = match tails::evaluate(&self.engine, &waiting.question, &news) {
                 Ok(evaluated) if !evaluated.is_news() && !over => {
+                    // Nothing up to here is news to it, so that the next look need not go back farther.
+                    waiting.question.since = Some(news.stamp);
                     kept.push(waiting);
                     continue;
                 }
@@ -110,7 +125,15 @@ impl Pipeline {
                 Err(undone) => Err(undone),
             };
             self.engine.metrics.pipeline_waiting.sub(1);
-            self.finish(waiting.reactor, waiting.conn, outcome);
+            let Waiting {
+                question,
+                reactor,
+                conn,
+                ..
+            } = waiting;
+            // The question goes before its answer is told of.
+            drop(question);
+            self.finish(reactor, conn, outcome);
         }
         self.waits.lock().append(&mut kept);
     }
