@@ -101,8 +101,10 @@ pub struct Conn {
     pub blocked: bool,
     pub dead: bool,
     pub write_shut: bool,
-    /// The peer has said that it sends nothing more.
+    /// The peer has said that it sends nothing more; what it has sent before may still be in the socket.
     pub half_closed: bool,
+    /// All of that has been read.
+    pub input_ended: bool,
 }
 
 struct HeldBack {
@@ -148,6 +150,7 @@ impl Conn {
             dead: false,
             write_shut: false,
             half_closed: false,
+            input_ended: false,
         }
     }
 

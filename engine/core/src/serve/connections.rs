@@ -1,7 +1,8 @@
 //! The connections of a reactor: accepted, kept, watched, closed.
 
 use crate::error::ErrorCode;
-use crate::limits::{HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX};
+use crate::limits::{OUTPUT_PAUSE_BYTES, PIPELINE_MAX};
+use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::reactor::{KIND_CONN, KIND_SHIFT, Reactor};
 use crate::serve::respond::{self, Reply};
@@ -147,25 +148,13 @@ impl Reactor {
     }
 
     fn update_interest(&mut self, conn: &mut Conn) {
-        let reading = match conn.phase {
-            Phase::Request | Phase::Chunked(_) => {
-                conn.unsent() < OUTPUT_PAUSE_BYTES && conn.gate_count() < PIPELINE_MAX
-            }
-            // Only to see it leave; what it pipelines meanwhile stays in the socket.
-            Phase::LongPoll(_) | Phase::Sse(_) => conn.input.len() < HEAD_MAX_BYTES,
-            Phase::Closing => true,
-            Phase::Waiting(_)
-            | Phase::Sending(_)
-            | Phase::Proxied
-            | Phase::Working
-            | Phase::Handing(_) => false,
-        };
+        // That the peer is done is asked for once only: being level-triggered it would come for ever.
         let mut interest = if conn.half_closed {
             0
         } else {
             libc::EPOLLRDHUP as u32
         };
-        if reading && !conn.half_closed {
+        if wants_input(conn) {
             interest |= libc::EPOLLIN as u32;
         }
         if conn.blocked {
@@ -194,28 +183,23 @@ impl Reactor {
             conn.blocked = false;
             self.flush(&mut conn);
         }
-        if !conn.dead && ready & libc::EPOLLIN as u32 != 0 {
-            self.receive(&mut conn);
-        } else if ready & libc::EPOLLRDHUP as u32 != 0 && conn.interest & libc::EPOLLIN as u32 == 0
-        {
+        if !conn.dead && ready & libc::EPOLLRDHUP as u32 != 0 && !conn.half_closed {
             self.peer_is_done(&mut conn);
+        }
+        if !conn.dead && ready & libc::EPOLLIN as u32 != 0 && wants_input(&conn) {
+            self.receive(&mut conn);
         }
         self.put_back(conn);
     }
 
-    /// The peer sends nothing more. Waiting readers leave; a reply under way is still finished.
+    /// The peer sends nothing more. What it has sent is answered, behind what is under way; nobody waits for news.
     fn peer_is_done(&mut self, conn: &mut Conn) {
-        let waits = match conn.phase {
-            Phase::LongPoll(_) | Phase::Sse(_) | Phase::Closing => true,
-            Phase::Working => self.pipeline.forget(self.number, conn.token),
-            _ => false,
-        };
-        if waits {
-            conn.dead = true;
-        } else {
-            // Asked for once only: being level-triggered it would come for ever.
-            conn.half_closed = true;
-            conn.keep_alive = false;
+        conn.half_closed = true;
+        match conn.phase {
+            Phase::LongPoll(_) => self.finish_poll(conn, true),
+            Phase::Sse(_) => self.pump_sse(conn),
+            Phase::Working => self.pipeline.hasten(self.number, conn.token),
+            _ => {}
         }
     }
 
@@ -234,16 +218,39 @@ impl Reactor {
         self.receive = buffer;
     }
 
+    /// Everything that the peer sent has been read, and every whole request answered: `wants_input` sees to that.
     fn end_of_input(&mut self, conn: &mut Conn) {
-        let owed = conn.gate_count() > 0 || conn.unsent() > 0;
-        if !owed || matches!(conn.phase, Phase::LongPoll(_) | Phase::Sse(_)) {
-            conn.dead = true;
-            return;
-        }
-        // A half-closed client still gets its answers.
         conn.half_closed = true;
-        if matches!(conn.phase, Phase::Request) {
+        conn.input_ended = true;
+        let torn = match conn.phase {
+            Phase::Chunked(_) => true,
+            _ => !conn.input.is_empty(),
+        };
+        if torn {
+            let detail = "The connection ended inside a request.";
+            self.refuse_and_close(conn, None, Refusal::with(ErrorCode::BadRequest, detail));
+        } else if conn.output_is_done() {
+            conn.dead = true;
+        } else if matches!(conn.phase, Phase::Request) {
             self.begin_close(conn);
         }
     }
+}
+
+/// Whether the connection is read from. What a client pipelines while it is not stays in the socket.
+fn wants_input(conn: &Conn) -> bool {
+    let takes_more = match conn.phase {
+        Phase::Request | Phase::Chunked(_) => {
+            conn.unsent() < OUTPUT_PAUSE_BYTES && conn.gate_count() < PIPELINE_MAX
+        }
+        Phase::Closing => true,
+        Phase::Waiting(_)
+        | Phase::Sending(_)
+        | Phase::LongPoll(_)
+        | Phase::Sse(_)
+        | Phase::Proxied
+        | Phase::Working
+        | Phase::Handing(_) => false,
+    };
+    takes_more && !conn.input_ended
 }

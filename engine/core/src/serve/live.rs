@@ -95,8 +95,10 @@ impl Reactor {
         };
         let nothing_yet = {
             let state = poll.stream.lock();
-            let waits =
-                state.visible.tail <= poll.position && !state.visible.closed && poll.gap.is_none();
+            let waits = state.visible.tail <= poll.position
+                && !state.visible.closed
+                && poll.gap.is_none()
+                && !conn.half_closed;
             if waits {
                 poll.stream.watch(self.number);
             }
@@ -278,10 +280,15 @@ impl Reactor {
 
     fn next_frame(&mut self, conn: &mut Conn) -> Result<(), Refusal> {
         let unsent = conn.unsent() > 0;
+        let half_closed = conn.half_closed;
         let Phase::Sse(sse) = &mut conn.phase else {
             return Ok(());
         };
         if sse.frame.is_some() || (unsent && sse.started) {
+            return Ok(());
+        }
+        if sse.started && half_closed {
+            self.end_sse(conn);
             return Ok(());
         }
         let (visible, life) = {

@@ -72,7 +72,7 @@ impl Reactor {
                         conn.write_shut = true;
                         sys::shutdown_write(conn.descriptor());
                     }
-                    conn.dead |= conn.half_closed;
+                    conn.dead |= conn.input_ended;
                     return;
                 }
                 _ => return,
