@@ -55,6 +55,10 @@ pub const LOSSES_MAX: usize = 4096;
 pub const DAMAGED_RANGES_MAX: usize = 4096;
 /// Streams that wait for the scrub out of turn.
 pub const SUSPECTS_MAX: usize = 65_536;
+/// Inherited pieces of a fork, each of another ancestor, that one request reads: its window ends behind them.
+pub const FORK_PIECES_MAX: usize = 64;
+/// Streams of a chain that a request purges itself; the rest of the chain is left to maintenance.
+pub const PURGES_PER_REQUEST_MAX: usize = 16;
 /// Files kept open by the cold store.
 pub const OPEN_FILES_MAX: usize = 256;
 

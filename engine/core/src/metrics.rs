@@ -44,6 +44,7 @@ metrics! {
     deletes "counter" "millstream_streams_deleted_total" "Streams deleted or expired.";
     reads "counter" "millstream_reads_total" "Catch-up, long-poll and SSE reads started.";
     read_bytes "counter" "millstream_read_bytes_total" "Body bytes handed to readers.";
+    fork_lookups "counter" "millstream_fork_lookups_total" "Ancestors that reads of forks have looked up.";
     requests "counter" "millstream_requests_total" "HTTP requests parsed.";
     refusals "counter" "millstream_refusals_total" "Requests answered with an error.";
     connections "gauge" "millstream_connections" "Open connections.";

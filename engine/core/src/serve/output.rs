@@ -13,6 +13,8 @@ use crate::shard::engine::Engine;
 /// Pieces, and bytes of one piece, sent to one connection before others get their turn.
 const PIECES_PER_TURN: usize = 4;
 const PIECE_MAX_BYTES: usize = 256 * 1024;
+/// Frames that one subscriber with a backlog gets before others get their turn.
+const FRAMES_PER_TURN: usize = 8;
 
 enum Sent {
     /// Everything there was has left.
@@ -54,6 +56,7 @@ impl Reactor {
         if conn.blocked || conn.dead {
             return;
         }
+        let mut frames = 0;
         loop {
             match self.send_output(conn) {
                 Sent::All => {}
@@ -66,7 +69,7 @@ impl Reactor {
             let next = match &conn.phase {
                 Phase::Sending(_) if conn.gate_count() == 0 => self.send_body(conn),
                 Phase::Handing(_) if conn.gate_count() == 0 => self.send_pieces(conn),
-                Phase::Sse(_) => self.send_frame(conn),
+                Phase::Sse(_) => self.send_frame(conn, &mut frames),
                 Phase::Closing if conn.output_is_done() => {
                     if !conn.write_shut {
                         conn.write_shut = true;
@@ -195,7 +198,7 @@ impl Reactor {
         Sent::All
     }
 
-    fn send_frame(&mut self, conn: &mut Conn) -> Sent {
+    fn send_frame(&mut self, conn: &mut Conn, frames: &mut usize) -> Sent {
         loop {
             let Phase::Sse(sse) = &mut conn.phase else {
                 return Sent::All;
@@ -214,6 +217,11 @@ impl Reactor {
                     Err(_) => return Sent::Dead,
                 }
             }
+            if *frames >= FRAMES_PER_TURN {
+                // Others first; the socket is still writable, so the next round goes on here.
+                return Sent::Blocked;
+            }
+            *frames += 1;
             self.pump_sse(conn);
             if conn.dead {
                 return Sent::Dead;

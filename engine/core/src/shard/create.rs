@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::codec::{Frame, FrameKind};
 use crate::error::ErrorCode;
-use crate::limits::CONTENT_TYPE_MAX_BYTES;
+use crate::limits::{CONTENT_TYPE_MAX_BYTES, PURGES_PER_REQUEST_MAX};
 use crate::model::{ContentType, Gate, Media, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
@@ -15,6 +15,7 @@ use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::json;
 use crate::stream::lifecycle::{CreateRequest, ForkRequest, initial_expiry, same_configuration};
+use crate::stream::line::Line;
 use crate::stream::offsets;
 use crate::stream::snapshot;
 use crate::stream::state::{Fork, Life, StreamState, Visible};
@@ -33,6 +34,7 @@ struct ForkPoint {
     source: Arc<Stream>,
     anchor: u64,
     records: u64,
+    line: Line,
     prefix: Vec<u8>,
     prefix_records: u32,
 }
@@ -55,7 +57,7 @@ impl Engine {
                 Life::Live => return self.answer_existing(stream, &state, request),
                 Life::SoftDeleted if state.fork_count == 0 => {
                     drop(state);
-                    self.purge_unneeded(stream.id, now_ms);
+                    self.purge_unneeded(stream.id, now_ms, PURGES_PER_REQUEST_MAX);
                     return Err(Undone::Wait);
                 }
                 Life::SoftDeleted => {
@@ -169,7 +171,7 @@ impl Engine {
     ) -> Result<ForkPoint, Undone> {
         let missing = || Undone::refused(ErrorCode::ForkSourceMissing);
         let source = self.directory.get(fork.source_path)?.ok_or_else(missing)?;
-        let anchor = {
+        let (anchor, time_ms) = {
             let mut state = source.lock();
             if state.expired(now_ms) {
                 self.expire(&source, &mut state, now_ms)?;
@@ -212,7 +214,8 @@ impl Engine {
                 self.keep_volatile(&source, &mut state);
                 return Err(Undone::Wait);
             }
-            anchor
+            // Times go on from the source's, whatever the clock has done since (`I-LINE-2`).
+            (anchor, now_ms.max(state.last_time_ms))
         };
         let invalid = || {
             Undone::refused(Refusal::with(
@@ -229,6 +232,9 @@ impl Engine {
         let records = self
             .records_at(&source, anchor)
             .map_err(|error| Undone::refused(self.read_failed(error)))?;
+        let line = self
+            .line_below(&source, anchor, time_ms)
+            .map_err(|error| Undone::refused(self.read_failed(error)))?;
         let (prefix, prefix_records) = match fork.sub_offset {
             0 => (Vec::new(), 0),
             count => self
@@ -239,6 +245,7 @@ impl Engine {
             source,
             anchor,
             records,
+            line,
             prefix,
             prefix_records,
         })
@@ -375,6 +382,7 @@ impl Engine {
         if point.anchor >= source.tail && tail_epoch > initial.last_epoch() {
             initial.later_epochs.push((tail_epoch, point.anchor));
         }
+        initial.last_time_ms = point.line.time_ms;
         initial.start = point.anchor;
         initial.start_records = point.records;
         initial.tail = point.anchor;
@@ -392,6 +400,7 @@ impl Engine {
             anchor: point.anchor,
             anchor_requested: asked.offset.is_some(),
             sub_offset: asked.sub_offset,
+            line: point.line,
         }));
     }
 

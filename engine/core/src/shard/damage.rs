@@ -13,6 +13,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
+use crate::limits::FORK_PIECES_MAX;
 use crate::log::cold::{Fault, Trouble, is_damage};
 use crate::model::{Extent, Offset};
 use crate::refusal::Refusal;
@@ -61,7 +62,7 @@ impl Engine {
             return Ok(None);
         }
         let mut end = None;
-        loop {
+        for _ in 0..FORK_PIECES_MAX {
             let at = end.unwrap_or(position);
             let (owner, limit) = self.owner_of(stream, at)?;
             let Some(range) = damage::at(owner.lock().damaged(), at) else {
@@ -73,6 +74,8 @@ impl Engine {
                 return Ok(end);
             }
         }
+        // More may follow: the next read begins in it and gets another gap.
+        Ok(end)
     }
 
     /// Where the first damaged range behind `position` begins, if that is before `end`; else `end`.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
 use crate::error::ErrorCode;
+use crate::limits::PURGES_PER_REQUEST_MAX;
 use crate::log::endings::Ending;
 use crate::model::{Gate, Stage, StreamId};
 use crate::shard::engine::{Engine, Undone};
@@ -21,7 +22,7 @@ impl Engine {
         self.metrics.deletes.add(1);
         // The chain above goes step by step; each step is a group of its own and restartable.
         if let Some(source) = release {
-            self.purge_unneeded(source, now_ms);
+            self.purge_unneeded(source, now_ms, PURGES_PER_REQUEST_MAX);
         }
         Ok(Gate::synced(gate))
     }
@@ -87,18 +88,18 @@ impl Engine {
         }
     }
 
-    /// Purges a soft-deleted stream that no fork needs, then its source if that was waiting for it, and so on.
-    pub fn purge_unneeded(&self, first: StreamId, now_ms: u64) {
-        let mut next = Some(first);
-        while let Some(id) = next {
-            match self.purge_step(id, now_ms) {
-                Ok(source) => next = source,
-                Err(()) => {
-                    self.maintenance.request_purge(id);
-                    return;
-                }
+    /// Purges a soft-deleted stream that no fork needs, then its source if that was waiting for it, and so on, for some
+    /// steps; maintenance does the rest.
+    pub fn purge_unneeded(&self, first: StreamId, now_ms: u64, steps: usize) {
+        let mut next = first;
+        for _ in 0..steps {
+            match self.purge_step(next, now_ms) {
+                Ok(Some(source)) => next = source,
+                Ok(None) => return,
+                Err(()) => break,
             }
         }
+        self.maintenance.request_purge(next);
     }
 
     /// One step: purge of `id` and release of its source, as one group. `Err` = try again later.

@@ -189,7 +189,7 @@ impl Engine {
         let now_ms = self.now_ms();
         purges
             .into_iter()
-            .for_each(|stream| self.purge_unneeded(stream, now_ms));
+            .for_each(|stream| self.purge_unneeded(stream, now_ms, usize::MAX));
     }
 
     fn checkpoint_and_report(&self) {

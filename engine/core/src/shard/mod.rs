@@ -14,6 +14,7 @@ pub mod delete;
 pub mod engine;
 pub mod fault;
 pub mod feed;
+mod lineage;
 pub mod list;
 pub mod local;
 pub mod maintain;

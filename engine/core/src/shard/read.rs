@@ -213,32 +213,6 @@ impl Engine {
         result
     }
 
-    /// The stream that owns the byte at `position`, and where its ownership ends as seen from `stream`.
-    /// Iterative: a chain of forks may be long.
-    pub fn owner_of(&self, stream: &Arc<Stream>, position: u64) -> io::Result<(Arc<Stream>, u64)> {
-        let mut owner = Arc::clone(stream);
-        let mut limit = u64::MAX;
-        loop {
-            let source = {
-                let state = owner.lock();
-                match &state.fork {
-                    Some(fork) if position < state.start => {
-                        limit = limit.min(state.start);
-                        fork.source
-                    }
-                    _ => {
-                        drop(state);
-                        return Ok((owner, limit));
-                    }
-                }
-            };
-            let found = self.directory.get_by_id(source).map_err(io::Error::other)?;
-            owner = found.ok_or_else(|| {
-                io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing")
-            })?;
-        }
-    }
-
     /// First entry of a stream's own index that reaches the key.
     pub(super) fn own_entry(
         &self,
@@ -328,7 +302,8 @@ impl Engine {
     }
 
     /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, within
-    /// one epoch and before the next damaged range; a single larger append still goes out whole.
+    /// one epoch, before the next damaged range and behind a bounded number of inherited pieces; a single larger append
+    /// still goes out whole.
     /// `tail` is the visible tail as the caller saw it.
     pub fn window_end(
         &self,
@@ -338,17 +313,19 @@ impl Engine {
         tail: u64,
     ) -> io::Result<u64> {
         let epoch_end = offsets::epoch_end_after(&stream.lock(), position);
-        let end = self.damage_start(stream, position, tail.min(epoch_end))?;
+        let end = tail.min(epoch_end);
         let limit = position.saturating_add(window);
-        if end <= limit {
-            return Ok(end.max(position));
+        let near = self.pieces_end(stream, position, end.min(limit))?;
+        let sound = self.damage_start(stream, position, near)?;
+        if sound < limit || end <= limit {
+            return Ok(sound.max(position));
         }
         let boundary = self.boundary_at_or_before(stream, limit)?;
         if boundary > position {
-            Ok(boundary)
-        } else {
-            self.boundary_after(stream, position)
+            return Ok(boundary);
         }
+        let boundary = self.boundary_after(stream, position)?;
+        self.damage_start(stream, position, boundary)
     }
 
     /// Records of the stream up to a boundary.
@@ -405,56 +382,14 @@ impl Engine {
         Ok(append_start + end as u64)
     }
 
-    pub(super) fn owner_of_record(
-        &self,
-        stream: &Arc<Stream>,
-        number: u64,
-    ) -> io::Result<Arc<Stream>> {
-        let mut owner = Arc::clone(stream);
-        loop {
-            let source = {
-                let state = owner.lock();
-                match &state.fork {
-                    Some(fork) if number < state.start_records => fork.source,
-                    _ => {
-                        drop(state);
-                        return Ok(owner);
-                    }
-                }
-            };
-            let found = self.directory.get_by_id(source).map_err(io::Error::other)?;
-            owner = found.ok_or_else(|| {
-                io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing")
-            })?;
-        }
-    }
-
     /// Position where the first append at or after a time begins.
     pub fn position_at_time(&self, stream: &Arc<Stream>, time_ms: u64) -> io::Result<u64> {
         let tail = stream.lock().visible.tail;
-        let mut owner = Arc::clone(stream);
-        let mut found = tail;
-        let mut limit = tail;
-        loop {
-            if let Some(entry) = self.own_entry(&owner, Key::Time(time_ms))?
-                && entry.end <= limit
-            {
-                found = self.boundary_at_or_before(&owner, entry.end - 1)?;
-            }
-            let (start, source) = {
-                let state = owner.lock();
-                (state.start, state.fork.as_ref().map(|fork| fork.source))
-            };
-            // Earlier bytes can only matter if everything of this stream's own is late enough.
-            let Some(source) = source.filter(|_| found <= start || start == limit) else {
-                return Ok(found);
-            };
-            limit = start;
-            found = found.min(start);
-            let next = self.directory.get_by_id(source).map_err(io::Error::other)?;
-            owner = next.ok_or_else(|| {
-                io::Error::new(io::ErrorKind::NotFound, "a fork's source is missing")
-            })?;
+        let (owner, limit) = self.owner_at_time(stream, time_ms)?;
+        let limit = limit.min(tail);
+        match self.own_entry(&owner, Key::Time(time_ms))? {
+            Some(entry) if entry.end <= limit => self.boundary_at_or_before(&owner, entry.end - 1),
+            _ => Ok(limit),
         }
     }
 

@@ -10,6 +10,7 @@ pub mod hot;
 pub mod json;
 pub mod key;
 pub mod lifecycle;
+pub mod line;
 pub mod memory;
 pub mod messages;
 pub mod offsets;

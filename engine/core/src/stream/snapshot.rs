@@ -19,6 +19,7 @@ use crate::model::{Class, ContentType, Extent, FileRef, StreamId};
 use crate::stream::damage;
 use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
+use crate::stream::line::Line;
 use crate::stream::state::{ClosedBy, Expiry, Fork, Life, ProducerState, Producers, StreamState};
 
 const VERSION: u8 = 2;
@@ -29,6 +30,9 @@ const FORK: u8 = 8;
 const STREAM_SEQ: u8 = 16;
 const PRODUCERS: u8 = 32;
 const DAMAGED: u8 = 64;
+/// Of a fork: its offset was asked for; the way to its ancestors is written down (older directories have forks without).
+const FORK_REQUESTED: u8 = 1;
+const FORK_LINE: u8 = 2;
 
 /// Encodes everything but the extents, which a checkpoint knows only after writing.
 pub fn encode(path: &str, content_type: &ContentType, state: &StreamState, out: &mut Vec<u8>) {
@@ -119,9 +123,10 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
     if let Some(fork) = &state.fork {
         put_u64(out, fork.source.0);
         put_u64(out, fork.anchor);
-        out.push(u8::from(fork.anchor_requested));
+        out.push(FORK_LINE | u8::from(fork.anchor_requested) * FORK_REQUESTED);
         put_u64(out, fork.sub_offset);
         put_short(out, fork.source_path.as_bytes());
+        fork.line.encode(out);
     }
     if let Some(seq) = lasting_seq(state) {
         put_short(out, seq);
@@ -267,15 +272,21 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
     if flags & FORK != 0 {
         let source = StreamId(reader.u64()?);
         let anchor = reader.u64()?;
-        let anchor_requested = reader.u8()? != 0;
+        let told = reader.u8()?;
         let sub_offset = reader.u64()?;
         let source_path = std::str::from_utf8(reader.short()?).ok()?.into();
+        let line = if told & FORK_LINE != 0 {
+            Line::decode(reader, state.id)?
+        } else {
+            Line::unknown(source, state.created_ms)
+        };
         state.fork = Some(Box::new(Fork {
             source,
             source_path,
             anchor,
-            anchor_requested,
+            anchor_requested: told & FORK_REQUESTED != 0,
             sub_offset,
+            line,
         }));
     }
     if flags & STREAM_SEQ != 0 {

@@ -19,6 +19,7 @@ use crate::limits::{COMMITTERS_PER_STREAM_MAX, DAMAGED_RANGES_MAX, PRODUCERS_PER
 use crate::model::{Adopted, Class, Extent, IndexEntry, StreamId};
 use crate::stream::damage;
 use crate::stream::hot::Hot;
+use crate::stream::line::{Line, Mark};
 use crate::stream::memory::Counted;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +85,8 @@ pub struct Fork {
     pub anchor: u64,
     pub anchor_requested: bool,
     pub sub_offset: u64,
+    /// The way to the ancestors that own what is inherited.
+    pub line: Line,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +222,25 @@ impl StreamState {
             dirty: false,
             batch_slot: (0, 0),
         }
+    }
+
+    /// Where the stream's own bytes begin, as its forks know it.
+    pub fn mark(&self) -> Mark {
+        let line = self.fork.as_ref().map(|fork| &fork.line);
+        Mark {
+            id: self.id,
+            depth: line.map_or(0, |line| line.depth),
+            start: self.start,
+            start_records: self.start_records,
+            time_ms: line.map_or(0, |line| line.time_ms),
+        }
+    }
+
+    /// The ancestor that the stream knows beside its parent; where a line begins, itself.
+    pub fn jump(&self) -> Mark {
+        let line = self.fork.as_ref().map(|fork| &fork.line);
+        line.filter(|line| line.depth > 0)
+            .map_or_else(|| self.mark(), |line| line.jump)
     }
 
     /// First position that is not in a checkpoint.

@@ -194,7 +194,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes to the end of the epoch, to the next damage, or to the end of the range. `None`: it is there.
+    /// Goes to the end of the epoch, to the next damage, through some inherited pieces, or to the end of the range. `None`:
+    /// it is there.
     fn stretch(&mut self, course: &mut Course) -> Result<Option<Stretch>, Refusal> {
         self.cross_epoch(course);
         let engine = self.engine;
@@ -220,6 +221,9 @@ impl<'a> Walk<'a> {
             )
         };
         let end = limit.min(epoch_end).min(visible);
+        let end = engine
+            .pieces_end(&course.stream, course.position, end)
+            .map_err(failed)?;
         let end = engine
             .damage_start(&course.stream, course.position, end)
             .map_err(failed)?;
