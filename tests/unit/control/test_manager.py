@@ -130,6 +130,7 @@ class PausingEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.hold = threading.Event()
+        self.held = threading.Event()
         self.go_on = threading.Event()
         self.taken: list[str] = []
         self.taken_and_handled: list[str] = []
@@ -140,6 +141,7 @@ class PausingEngine:
     def list(self, prefix: str = "", after: str = "", limit: int = 1000) -> Any:
         page = self._engine.list(prefix, after, limit)
         if self.hold.is_set() and prefix == "events/":
+            self.held.set()
             self.go_on.wait(DEADLINE_S)
         return page
 
@@ -157,7 +159,7 @@ def test_what_the_feed_reports_while_a_subscription_is_made_counts_for_it(engine
         async with running(pausing) as manager:
             pausing.hold.set()
             creating = asyncio.create_task(manager.create("s", pull(), BASE))
-            await asyncio.sleep(0.1)
+            assert await asyncio.to_thread(pausing.held.wait, DEADLINE_S)
             engine.create("events/between", "text/plain")
             engine.append("events/between", b"x")
 
