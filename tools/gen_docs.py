@@ -162,9 +162,12 @@ def allowed(row: settings.Setting) -> str:
     if row.choices:
         return ", ".join(code(choice) for choice in row.choices)
     if row.minimum is None or row.maximum is None:
-        return {settings.Kind.FLAG: "true, false", settings.Kind.PATH: "a directory"}.get(
-            row.kind, "text"
-        )
+        return {
+            settings.Kind.FLAG: "true, false",
+            settings.Kind.PATH: "a directory",
+            settings.Kind.PLACES: "a list",
+            settings.Kind.ORIGINS: "a list",
+        }.get(row.kind, "text")
     shown = settings.format_size if row.kind is settings.Kind.SIZE else str
     return f"{shown(row.minimum)} to {shown(row.maximum)}"
 

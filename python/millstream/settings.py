@@ -60,6 +60,10 @@ class Kind(Enum):
     MILLISECONDS = "milliseconds"
     FLAG = "flag"
     CHOICE = "choice"
+    PLACES = "places"
+    """Addresses, networks and host names, with or without a port; see `allowlists`."""
+    ORIGINS = "origins"
+    """What browsers send as `Origin`; see `allowlists`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,20 @@ class Settings:
         "",
         "URL under which clients reach this server, if a proxy stands before it",
         kind=Kind.TEXT,
+        group="server",
+    )
+    webhook_allow: str = _row(
+        "",
+        "webhook targets beyond public https: addresses, networks and host names, each with a port "
+        "if wanted, separated by commas",
+        kind=Kind.PLACES,
+        group="server",
+        engine=False,
+    )
+    subscription_origins: str = _row(
+        "",
+        "origins of web pages that may use subscriptions, besides the server's own, separated by commas",
+        kind=Kind.ORIGINS,
         group="server",
     )
     reactors: int = _count(
@@ -329,6 +347,8 @@ def parse_value(row: Setting, raw: object, *, source: str) -> str | int | bool:
         return _parse_flag(row, raw, source)
     if row.kind in (Kind.INTEGER, Kind.SIZE, Kind.MILLISECONDS):
         return _parse_number(row, raw, source)
+    if row.kind in (Kind.PLACES, Kind.ORIGINS):
+        return _parse_list(row, raw, source)
     if not isinstance(raw, str):
         raise _bad(row, raw, source, "expected a text")
     if row.kind is Kind.CHOICE and raw not in row.choices:
@@ -452,6 +472,23 @@ def _parse_flag(row: Setting, raw: object, source: str) -> bool:
     if isinstance(raw, str) and raw.lower() in _FALSE:
         return False
     raise _bad(row, raw, source, "expected true or false")
+
+
+def _parse_list(row: Setting, raw: object, source: str) -> str:
+    """A text with commas, or in a file a list of texts; kept as a text in normal form."""
+    from millstream import allowlists
+
+    if isinstance(raw, list) and all(isinstance(entry, str) for entry in raw):
+        raw = ",".join(raw)
+    if not isinstance(raw, str):
+        raise _bad(row, raw, source, "expected texts, separated by commas")
+    try:
+        if row.kind is Kind.ORIGINS:
+            return ",".join(allowlists.origins(raw))
+        allowlists.places(raw)
+    except ValueError as error:
+        raise _bad(row, raw, source, str(error)) from error
+    return raw
 
 
 def _parse_number(row: Setting, raw: object, source: str) -> int:

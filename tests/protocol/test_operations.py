@@ -45,6 +45,9 @@ def test_control_plane_refuses_foreign_pages(shared: Api) -> None:
     answer = shared.call("GET", "/-/api/streams", {"Origin": "https://evil.example"})
     assert (answer.status, answer.code) == (403, "origin_refused")
     assert answer.get("access-control-allow-origin") is None
+    assert shared.call("GET", "/-/api/streams", {"Origin": "null"}).status == 403
+    own = {"Host": "localhost:4437", "Origin": "http://localhost:4437"}
+    assert shared.call("GET", "/-/api/streams", own).status == 200
     rebound = shared.call("GET", "/-/api/streams", {"Host": "evil.example"})
     assert (rebound.status, rebound.code) == (403, "host_refused")
     for host in ("127.0.0.1:1", "localhost", "[::1]:80"):

@@ -68,6 +68,8 @@ pub struct Config {
     pub insecure: bool,
     /// Scheme and authority of `Location` headers when a proxy stands in front.
     pub public_url: Option<String>,
+    /// Origins of pages, besides the server's own, that may use subscriptions.
+    pub subscription_origins: Vec<String>,
     /// Test door: every log sync takes at least this long.
     pub fault_sync_delay_ms: u64,
     /// Test door: one call of the log fails.
@@ -107,6 +109,7 @@ impl Default for Config {
             stage_ttl_s: 3600,
             insecure: false,
             public_url: None,
+            subscription_origins: Vec::new(),
             fault_sync_delay_ms: 0,
             fault_fail: None,
         }

@@ -63,8 +63,8 @@ error_codes! {
     StageFull "stage_full" 507 "Too much is staged" "Commit or give up stages, or raise stage_bytes_max.";
     DurabilityUnavailable "durability_unavailable" 501 "Durability class unavailable" "This server offers ephemeral, memory, disk and fsync.";
     DurabilityUnknown "durability_unknown" 400 "Unknown durability class" "One of ephemeral, memory, disk, fsync, quorum, object.";
-    OriginRefused "origin_refused" 403 "Origin refused" "The control plane answers pages of its own origin only.";
-    HostRefused "host_refused" 403 "Host refused" "The control plane of a loopback server answers loopback host names only.";
+    OriginRefused "origin_refused" 403 "Origin refused" "Only pages of the server's own origin are answered here; subscription_origins names others for subscriptions.";
+    HostRefused "host_refused" 403 "Host refused" "A loopback server answers here to loopback host names, and to the one in public_url.";
     BackupRunning "backup_running" 409 "Backup running" "Wait for it, or cancel it.";
     BackupExists "backup_exists" 409 "Backup destination exists" "A backup makes its directory itself; choose another name.";
     BackupRefused "backup_refused" 403 "Backup refused" "Choose a destination below backup_dir and outside the data directory.";

@@ -87,6 +87,10 @@ metrics! {
     committed_rows "counter" "millstream_committed_rows_total" "Records appended by commits.";
     committed_bytes "counter" "millstream_committed_bytes_total" "Bytes appended by commits, as stored.";
     control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
+    control_waiting "gauge" "millstream_control_waiting" "Requests to the control plane that wait for slow work; each kind has its own bound.";
+    control_crowded "counter" "millstream_control_crowded_total" "Requests refused because too many of their kind were waiting.";
+    webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver took.";
+    webhook_failures "counter" "millstream_webhook_failures_total" "Webhook requests that were not delivered, or not allowed; each is tried again.";
 }
 
 /// A relaxed atomic number.

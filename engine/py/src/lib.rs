@@ -16,6 +16,7 @@ use millstream_core::shard::backup::BackupOptions;
 use millstream_core::shard::list::StreamInfo;
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -117,6 +118,24 @@ impl Engine {
         status.set_item("wal_retained_bytes", metrics.wal_retained_bytes.get())?;
         status.set_item("checkpoints", metrics.checkpoints.get())?;
         Ok(status)
+    }
+
+    /// Moves one of the control plane's own numbers among the metrics.
+    fn count(&self, name: &str, change: i64) -> PyResult<()> {
+        let metrics = &self.server.engine.metrics;
+        let number = match name {
+            "control_waiting" => &metrics.control_waiting,
+            "control_crowded" => &metrics.control_crowded,
+            "webhooks" => &metrics.webhooks,
+            "webhook_failures" => &metrics.webhook_failures,
+            _ => return Err(PyValueError::new_err(format!("{name:?} is not counted"))),
+        };
+        if change < 0 {
+            number.sub(change.unsigned_abs());
+        } else {
+            number.add(change.unsigned_abs());
+        }
+        Ok(())
     }
 
     #[pyo3(signature = (path, content_type = "application/octet-stream", durability = None))]

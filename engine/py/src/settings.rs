@@ -68,6 +68,11 @@ fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()>
             let url: Option<String> = value.extract()?;
             config.public_url = url.filter(|text| !text.is_empty());
         }
+        "subscription_origins" => {
+            let listed: String = value.extract()?;
+            let origins = listed.split(',').filter(|origin| !origin.is_empty());
+            config.subscription_origins = origins.map(str::to_owned).collect();
+        }
         _ => return Err(PyValueError::new_err("the engine does not know it")),
     }
     Ok(())

@@ -35,6 +35,8 @@ _METAVARS = {
     Kind.INTEGER: "N",
     Kind.SIZE: "SIZE",
     Kind.MILLISECONDS: "MS",
+    Kind.PLACES: "LIST",
+    Kind.ORIGINS: "LIST",
 }
 _TITLES = {"server": "Server", "live": "Live reading", "limits": "Limits", "storage": "Storage"}
 

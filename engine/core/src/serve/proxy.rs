@@ -12,6 +12,7 @@ use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::{ChunkDecoder, Head, Method};
 use crate::serve::reactor::{Flow, KIND_UPSTREAM, Reactor};
 use crate::serve::respond::{self, Reply};
+use crate::serve::route::is_subscriptions;
 use crate::serve::sys;
 use crate::shard::engine::Undone;
 
@@ -77,10 +78,15 @@ impl Upstreams {
 impl Reactor {
     /// Hands a request to the control plane.
     pub fn forward(&mut self, conn: &mut Conn, head: &Head<'_>, body: &[u8]) -> Flow {
-        let cors = head.path.starts_with(b"/v1/");
-        if cors && head.method == Method::Options {
+        let cors = self.is_shared(head);
+        if head.method == Method::Options && is_subscriptions(head.path) {
             let reply = self.reply_for(conn, head);
-            respond::preflight(&mut conn.output, &reply);
+            if cors {
+                respond::preflight(&mut conn.output, &reply);
+            } else {
+                respond::begin(&mut conn.output, 204, &reply);
+                respond::end_empty(&mut conn.output, 204);
+            }
             return Flow::Done;
         }
         match self.begin_upstream(conn.token, head, body, cors) {

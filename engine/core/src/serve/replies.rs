@@ -7,7 +7,7 @@ use crate::serve::conn::{Conn, Measured, Phase};
 use crate::serve::http::{Head, HttpError, Known, Method};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond::{self, Reply};
-use crate::serve::route::is_pipeline;
+use crate::serve::route::{is_listed, is_pipeline, is_subscriptions};
 use crate::serve::timing::{self, TimingSlot};
 use crate::shard::engine::Undone;
 use crate::shard::times::CommitTimes;
@@ -17,15 +17,28 @@ const LINGER_MS: u64 = 1_000;
 
 impl Reactor {
     pub fn reply_for(&self, conn: &Conn, head: &Head<'_>) -> Reply<'_> {
+        let shared = self.is_shared(head);
         Reply {
             date: &self.date,
             // Cached answers must serve pages too, so reads always carry the headers.
-            cors: is_shared(head.path)
-                && (head.method == Method::Get || head.get(Known::Origin).is_some()),
+            cors: shared && (head.method == Method::Get || head.get(Known::Origin).is_some()),
             keep_alive: conn.keep_alive,
             head_only: head.method == Method::Head,
-            control: !is_shared(head.path),
+            control: !shared,
         }
+    }
+
+    /// Whether pages of other origins may read the answer: that of streams, and of subscriptions if the origin is
+    /// named for them.
+    pub fn is_shared(&self, head: &Head<'_>) -> bool {
+        if !head.path.starts_with(b"/v1/") || is_pipeline(head.path) {
+            return false;
+        }
+        let guests = &self.engine.config.subscription_origins;
+        !is_subscriptions(head.path)
+            || head
+                .get(Known::Origin)
+                .is_some_and(|origin| is_listed(origin, guests))
     }
 
     /// Holds a rendered reply back until the log has reached `gate`.
@@ -92,7 +105,7 @@ impl Reactor {
                 self.engine.metrics.refusals.add(1);
                 let start = conn.output.len();
                 let reply = Reply {
-                    cors: is_shared(head.path),
+                    cors: self.is_shared(head),
                     ..self.reply_for(conn, head)
                 };
                 respond::problem(&mut conn.output, &refusal, &reply);
@@ -122,7 +135,7 @@ impl Reactor {
         let head_only = head.is_some_and(|head| head.method == Method::Head);
         let reply = Reply {
             date: &self.date,
-            cors: head.is_none_or(|head| is_shared(head.path)),
+            cors: head.is_none_or(|head| self.is_shared(head)),
             keep_alive: false,
             head_only,
             control: false,
@@ -153,9 +166,4 @@ impl Reactor {
         conn.deadline_ms =
             self.now_ms + LINGER_MS.max(self.engine.config.send_timeout_ms.min(5_000));
     }
-}
-
-/// Whether pages of other origins may read the answer: that of streams, and nothing else.
-fn is_shared(path: &[u8]) -> bool {
-    path.starts_with(b"/v1/") && !is_pipeline(path)
 }

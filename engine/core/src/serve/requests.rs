@@ -348,11 +348,14 @@ impl Reactor {
                 condition => self.health(conn, head, 200, condition.name()),
             },
             Route::Metrics => self.metrics(conn, head),
-            Route::Subscriptions => self.forward(conn, head, body),
-            Route::Control => {
+            Route::Subscriptions | Route::Control => {
+                let config = &self.engine.config;
+                let guests: &[String] = match target {
+                    Route::Subscriptions => &config.subscription_origins,
+                    _ => &[],
+                };
                 let loopback = self.listener.address.ip().is_loopback();
-                match check_control_origin(head, loopback, self.engine.config.public_url.as_deref())
-                {
+                match check_control_origin(head, loopback, config.public_url.as_deref(), guests) {
                     Ok(()) => self.forward(conn, head, body),
                     Err(refusal) => self.answer_undone(conn, head, Undone::refused(refusal)),
                 }

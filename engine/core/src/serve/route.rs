@@ -33,7 +33,7 @@ pub enum Route<'b> {
     Health,
     Ready,
     Metrics,
-    /// Subscriptions under `__ds`: the control plane answers.
+    /// Subscriptions under `__ds`: the control plane answers its own origin, and those named for it.
     Subscriptions,
     /// `/-/...`: the control plane answers its own origin.
     Control,
@@ -41,13 +41,13 @@ pub enum Route<'b> {
 
 pub fn route<'b>(head: &Head<'b>) -> Result<Route<'b>, Refusal> {
     if let Some(raw) = head.path.strip_prefix(STREAM_ROOT) {
+        if is_subscriptions(head.path) {
+            return Ok(Route::Subscriptions);
+        }
         if head.method == Method::Options {
             return Ok(Route::Preflight);
         }
         let path = stream_path(raw)?;
-        if path == "__ds" || path.starts_with("__ds/") {
-            return Ok(Route::Subscriptions);
-        }
         return Ok(Route::Stream(path));
     }
     if is_pipeline(head.path) {
@@ -63,6 +63,14 @@ pub fn route<'b>(head: &Head<'b>) -> Result<Route<'b>, Refusal> {
         _ if head.method == Method::Options => Ok(Route::Preflight),
         _ => Err(ErrorCode::NotFound.into()),
     }
+}
+
+/// Whether a path is below `__ds`, however it is spelt. Almost every stream is told apart by its first byte.
+pub fn is_subscriptions(path: &[u8]) -> bool {
+    path.strip_prefix(STREAM_ROOT).is_some_and(|raw| {
+        matches!(raw.first(), Some(b'_' | b'%'))
+            && stream_path(raw).is_ok_and(|name| name.split('/').next() == Some("__ds"))
+    })
 }
 
 /// Whether a path is one of the pipeline's: they are for programs and have no CORS headers.
@@ -223,29 +231,52 @@ fn parse_since(value: &[u8]) -> Result<u64, Refusal> {
         })
 }
 
-/// Whether the control plane may answer: only pages of its own origin, and on loopback only loopback names,
-/// so that a foreign page cannot reach it by a DNS name of its own.
+/// Whether the control plane may answer: only pages of its own origin or of one of the `guests`, and on loopback only
+/// loopback names and the public one, so that a foreign page cannot reach it by a DNS name of its own.
 pub fn check_control_origin(
     head: &Head<'_>,
     loopback: bool,
     public_url: Option<&str>,
+    guests: &[String],
 ) -> Result<(), Refusal> {
     let host = head.get(Known::Host).unwrap_or(b"");
-    let public = public_url
-        .and_then(|url| url.split_once("://"))
-        .is_some_and(|(_, rest)| rest.trim_end_matches('/').as_bytes() == host);
+    let public = public_url.map(origin_of);
     if let Some(origin) = head.get(Known::Origin) {
-        let authority = origin
-            .strip_prefix(b"http://")
-            .or_else(|| origin.strip_prefix(b"https://"));
-        if authority != Some(host) {
+        let own = !host.is_empty()
+            && authority_of(origin).is_some_and(|name| name.eq_ignore_ascii_case(host));
+        let public = public.is_some_and(|public| public.as_bytes().eq_ignore_ascii_case(origin));
+        if !own && !public && !is_listed(origin, guests) {
             return Err(ErrorCode::OriginRefused.into());
         }
     }
-    if loopback && !public && !is_loopback_name(host) {
+    let public_name = public.and_then(|public| authority_of(public.as_bytes()));
+    let is_public = public_name.is_some_and(|name| name.eq_ignore_ascii_case(host));
+    if loopback && !is_public && !is_loopback_name(host) {
         return Err(ErrorCode::HostRefused.into());
     }
     Ok(())
+}
+
+/// Whether an `Origin` is one of those in a setting.
+pub fn is_listed(origin: &[u8], listed: &[String]) -> bool {
+    listed
+        .iter()
+        .any(|one| one.as_bytes().eq_ignore_ascii_case(origin))
+}
+
+/// Scheme and authority of a URL.
+fn origin_of(url: &str) -> &str {
+    let authority = url.find("://").map_or(0, |at| at + 3);
+    let end = url[authority..]
+        .find('/')
+        .map_or(url.len(), |at| authority + at);
+    &url[..end]
+}
+
+fn authority_of(origin: &[u8]) -> Option<&[u8]> {
+    origin
+        .strip_prefix(b"http://")
+        .or_else(|| origin.strip_prefix(b"https://"))
 }
 
 fn is_loopback_name(host: &[u8]) -> bool {
