@@ -99,6 +99,12 @@ def eventually(condition: Callable[[], bool], what: str, deadline_s: float = 10.
 
 
 @pytest.fixture
+def server(start_server: Callable[..., Server]) -> Server:
+    """A server of the test's own that may call receivers on this machine."""
+    return start_server(settings={"long_poll_timeout_ms": 2000, "webhook_allow": "127.0.0.1"})
+
+
+@pytest.fixture
 def subscriptions(server: Server) -> Subscriptions:
     return Subscriptions(server)
 

@@ -1,36 +1,36 @@
 """The control application: everything the server answers in Python, as one Starlette application.
 
 Sits behind the engine's listener, which forwards `/-/...` (but health, readiness and metrics) and
-`/v1/stream/__ds/...` over a private socket. Invariants: every answer carries the security headers; `/-/` serves no
-page of another origin and, on a loopback bind, no foreign host name (a page that had its name pointed here).
+`/v1/stream/__ds/...` over a private socket, once it has refused foreign origins and host names. Invariants: every
+answer carries the security headers; calls that wait are bounded by kind and leave room for short ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from millstream import allowlists
 from millstream.control import openapi
 from millstream.control.backups_api import BackupRoutes
 from millstream.control.http import (
     ApiError,
     JsonResponse,
     base_url,
-    host_name,
-    is_loopback,
     is_protocol,
     read_whole_body,
     render_error,
     render_failure,
 )
+from millstream.control.lanes import Lane
+from millstream.control.limits import WAITING_CALLS_MAX
 from millstream.control.streams_api import StreamRoutes
 from millstream.control.subscriptions.manager import SubscriptionManager
 from millstream.control.subscriptions.routes import SubscriptionRoutes
@@ -71,14 +71,18 @@ class AppSettings(Protocol):
     def data_dir(self) -> str: ...
     @property
     def backup_dir(self) -> str: ...
+    @property
+    def webhook_allow(self) -> str: ...
 
 
 def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
     """The application for one engine; its state is loaded when the server starts it."""
     manager: SubscriptionManager | None = None
     streams = StreamRoutes(engine)
-    backups = BackupRoutes(engine, settings)
-    verification = VerifyRoutes(engine)
+    waits = Lane(engine, WAITING_CALLS_MAX)
+    backups = BackupRoutes(engine, settings, waits)
+    verification = VerifyRoutes(engine, waits)
+    allowed = allowlists.places(settings.webhook_allow)
 
     def base_url_of(request: Request) -> str:
         return base_url(request, settings.host, settings.public_url)
@@ -86,7 +90,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         nonlocal manager
-        manager = SubscriptionManager(engine)
+        manager = SubscriptionManager(engine, allowed)
         await manager.start()
         app.router.routes.extend(SubscriptionRoutes(manager, base_url_of).routes())
         try:
@@ -109,7 +113,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Guard(app, settings)
+    return Guard(app)
 
 
 async def _landing(request: Request) -> Response:
@@ -124,11 +128,10 @@ async def _openapi(request: Request) -> Response:
 
 
 class Guard:
-    """Security headers on every answer; refusal of foreign origins and hosts below `/-/`."""
+    """Whole bodies within their bound, security headers on every answer."""
 
-    def __init__(self, app: ASGIApp, settings: AppSettings) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -151,35 +154,8 @@ class Guard:
 
         try:
             receive = await read_whole_body(receive)
-            if not protocol:
-                self._refuse_foreigners(request.headers)
         except ApiError as refusal:
             response = await render_error(request, refusal)
             await response(scope, receive, guarded_send)
             return
         await self._app(scope, receive, guarded_send)
-
-    def _refuse_foreigners(self, headers: Headers) -> None:
-        host = headers.get("host", "")
-        public_host = self._settings.public_url.partition("://")[2].partition("/")[0]
-        if (
-            is_loopback(self._settings.host)
-            and not is_loopback(host_name(host))
-            and (not public_host or host.lower() != public_host.lower())
-        ):
-            raise ApiError(
-                403,
-                "host_refused",
-                f"this server listens on loopback and is not called {json.dumps(host)}",
-                "use http://127.0.0.1, or set public_url to the address clients use",
-            )
-        origin = headers.get("origin")
-        if origin is not None:
-            origin_host = origin.partition("://")[2].lower()
-            if origin_host not in {host.lower(), public_host.lower()} or not origin_host:
-                raise ApiError(
-                    403,
-                    "origin_refused",
-                    f"the control plane does not answer pages of {json.dumps(origin)}",
-                    "call it from its own origin, or from outside a browser",
-                )

@@ -8,7 +8,6 @@ below that, links resolved; a server that others can reach makes backups nowhere
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,6 +16,7 @@ from starlette.routing import Route
 
 from millstream.control.backups import BackupRunning, Backups
 from millstream.control.http import ApiError, JsonResponse, is_loopback, read_json_object
+from millstream.control.lanes import wait_as_asked
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from millstream._engine import Engine
     from millstream.control.backups import Backup
+    from millstream.control.lanes import Lane
 
-WAIT_MS_MAX: Final = 20_000
 RATE_MIB_MAX: Final = 1_000_000
 _KEYS: Final = {"to", "rate_mib_per_second", "allow_damage"}
 
@@ -40,8 +40,9 @@ class BackupSettings(Protocol):
 
 
 class BackupRoutes:
-    def __init__(self, engine: Engine, settings: BackupSettings) -> None:
+    def __init__(self, engine: Engine, settings: BackupSettings, waits: Lane) -> None:
         self._backups = Backups(engine)
+        self._waits = waits
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -76,11 +77,7 @@ class BackupRoutes:
     async def get(self, request: Request) -> Response:
         """How far a backup is; with `wait_ms` the answer waits so long for its end."""
         backup = self._find(request)
-        wait_ms = _wait_ms(request.query_params.get("wait_ms"))
-        if wait_ms and backup.state == "running":
-            # Time being up is no fault: the answer says that it still runs.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(backup.ended.wait(), wait_ms / 1000)
+        await wait_as_asked(request, self._waits, backup.ended)
         return JsonResponse(backup.document())
 
     async def cancel(self, request: Request) -> Response:
@@ -177,11 +174,3 @@ async def _asked(request: Request) -> dict[str, Any]:
 
 def _bad(message: str) -> ApiError:
     return ApiError(400, "bad_request", message, 'send {"to": "/absolute/path/of/a/new/directory"}')
-
-
-def _wait_ms(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdigit()) or int(text[:9]) > WAIT_MS_MAX:
-        raise ApiError(400, "bad_request", f"wait_ms must be an integer up to {WAIT_MS_MAX}")
-    return int(text[:9])

@@ -175,10 +175,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def host_name(authority: str) -> str:
-    """The host of an authority, without port and brackets."""
-    if authority.startswith("["):
-        return authority[1:].partition("]")[0]
-    return authority.rpartition(":")[0] if ":" in authority else authority

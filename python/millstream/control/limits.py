@@ -14,6 +14,12 @@ LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1000
 CONCURRENT_REQUESTS_MAX: Final = 1024
 
+# Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a turn
+# to change subscriptions. Their sum stays below what one network thread forwards (256), so that short calls get through.
+WAITING_CALLS_MAX: Final = 64
+CLASS_CHANGES_MAX: Final = 32
+MEMBERSHIP_CALLS_MAX: Final = 128
+
 # What one subscription may say about itself.
 SUBSCRIPTIONS_MAX: Final = 10_000
 SUBSCRIPTION_ID_CHARS_MAX: Final = 256

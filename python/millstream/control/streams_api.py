@@ -14,7 +14,13 @@ from starlette.routing import Route
 
 from millstream._engine import EngineError
 from millstream.control.http import ApiError, JsonResponse, read_json_object
-from millstream.control.limits import LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX, PATH_CHARS_MAX
+from millstream.control.lanes import Lane
+from millstream.control.limits import (
+    CLASS_CHANGES_MAX,
+    LIST_LIMIT_DEFAULT,
+    LIST_LIMIT_MAX,
+    PATH_CHARS_MAX,
+)
 from millstream.settings import DURABILITY_CLASSES
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ class StreamRoutes:
         self._pool = ThreadPoolExecutor(2, "millstream-list")
         # A change may wait for a checkpoint; listings do not wait behind it.
         self._changes = ThreadPoolExecutor(2, "millstream-change")
+        self._changing = Lane(engine, CLASS_CHANGES_MAX)
 
     def routes(self) -> list[Route]:
         return [
@@ -86,9 +93,10 @@ class StreamRoutes:
             )
         await self._entry(path)
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._changes, self._engine.set_durability, path, durability
-            )
+            with self._changing.place():
+                await asyncio.get_running_loop().run_in_executor(
+                    self._changes, self._engine.set_durability, path, durability
+                )
         except EngineError as error:
             status, hint = _CHANGE_REFUSED.get(error.code, (503, "try again shortly"))
             raise ApiError(status, error.code, error.detail, hint) from error

@@ -7,7 +7,6 @@ verification at a time; the answer to `GET` is the newest one, until the server 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -17,14 +16,15 @@ from starlette.routing import Route
 from millstream._engine import EngineError
 from millstream.control.background import call_on, now_ms
 from millstream.control.http import ApiError, JsonResponse
+from millstream.control.lanes import wait_as_asked
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
     from millstream._engine import Engine, VerifyReport
+    from millstream.control.lanes import Lane
 
-WAIT_MS_MAX: Final = 20_000
 CLOSE_WAIT_S: Final = 0.25
 _PATH: Final = "/-/api/verify"
 
@@ -80,8 +80,9 @@ _IDLE: Final[dict[str, Any]] = {
 
 
 class VerifyRoutes:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, waits: Lane) -> None:
         self._engine = engine
+        self._waits = waits
         self._newest: Verification | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -130,14 +131,10 @@ class VerifyRoutes:
 
     async def get(self, request: Request) -> Response:
         """How far the newest verification is, or what it found; `wait_ms` waits so long for its end."""
-        wait_ms = _wait_ms(request.query_params.get("wait_ms"))
         newest = self._newest
         if newest is None:
             return JsonResponse(_IDLE)
-        if wait_ms and newest.state == "running":
-            # Time being up is no fault: the answer says that it still runs.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(newest.ended.wait(), wait_ms / 1000)
+        await wait_as_asked(request, self._waits, newest.ended)
         return JsonResponse(newest.document())
 
     async def cancel(self, request: Request) -> Response:
@@ -148,11 +145,3 @@ class VerifyRoutes:
             return JsonResponse(_IDLE)
         newest.cancel_asked = True
         return JsonResponse(newest.document(), 202 if newest.state == "running" else 200)
-
-
-def _wait_ms(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdigit()) or int(text[:9]) > WAIT_MS_MAX:
-        raise ApiError(400, "bad_request", f"wait_ms must be an integer up to {WAIT_MS_MAX}")
-    return int(text[:9])

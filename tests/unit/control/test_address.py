@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from millstream import allowlists
 from millstream.control.subscriptions import address
 from millstream.control.subscriptions.address import AddressRefused
 
@@ -11,10 +12,6 @@ from millstream.control.subscriptions.address import AddressRefused
 @pytest.mark.parametrize(
     "url",
     [
-        "http://localhost/hook",
-        "http://127.0.0.1:8080/hook",
-        "http://127.9.9.9/hook?x=1",
-        "http://[::1]:99/",
         "https://example.com/hook",
         "https://example.com:8443",
         "https://93.184.216.34/hook",
@@ -28,7 +25,12 @@ def test_allowed(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://10.0.0.1/hook",  # plain http away from this machine
+        "http://localhost/hook",  # this machine, which nobody has named
+        "http://127.0.0.1:8080/hook",
+        "http://127.9.9.9/hook?x=1",
+        "http://[::1]:99/",
+        "http://10.0.0.1/hook",  # plain http
+        "http://93.184.216.34/hook",
         "http://example.com/hook",
         "http://[::ffff:127.0.0.1]/",
         "http://0.0.0.0/",
@@ -38,7 +40,7 @@ def test_allowed(url: str) -> None:
         "https://192.168.1.1/",
         "https://100.64.0.1/",
         "https://[fd00::1]/",
-        "https://127.0.0.1/",  # loopback has no business with https
+        "https://127.0.0.1/",
         "https://[::1]/",
         "https://localhost/",
         "https://api.localhost/",
@@ -55,7 +57,10 @@ def test_allowed(url: str) -> None:
         "https://192.0.2.1/",
         "https://[::ffff:10.0.0.1]/",  # IPv4 in IPv6 clothes
         "https://[::ffff:93.184.216.34]/",
+        "https://[::10.0.0.1]/",
         "https://[64:ff9b::a00:1]/",
+        "https://[64:ff9b::7f00:1]/",
+        "https://[64:ff9b:1::8.8.8.8]/",
         "https://[2002:a00:1::1]/",
         "https://[2001:0:a00:1::1]/",
         "https://2130706433/",  # other spellings of 127.0.0.1
@@ -94,8 +99,60 @@ def test_a_public_name_may_not_resolve_inwards(resolved: str) -> None:
         address.parse("https://example.com/").check_address(resolved)
 
 
-def test_localhost_may_not_resolve_outwards() -> None:
-    target = address.parse("http://localhost/")
+@pytest.mark.parametrize(
+    ("allowed", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080/hook"),
+        ("127.0.0.1", "https://127.0.0.1/hook"),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/hook"),
+        ("10.0.0.0/8:80, 192.168.0.0/16", "http://10.1.2.3/"),
+        ("::1", "http://[::1]:99/"),
+        ("[::1]:99", "http://[::1]:99/"),
+        ("localhost", "http://localhost:5/"),
+        ("Hooks.Internal.:443", "https://hooks.internal/"),
+        ("127.0.0.1", "http://localhost:5/"),  # its addresses are checked when it is called
+        ("10.0.0.0/8", "https://nas.local/"),
+        ("::ffff:127.0.0.1", "http://[::ffff:127.0.0.1]/"),
+        ("0.0.0.0/0", "http://169.254.169.254/"),
+    ],
+)
+def test_what_the_operator_names_is_allowed(allowed: str, url: str) -> None:
+    address.parse(url, allowlists.places(allowed))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.2/"),
+        ("127.0.0.1:8080", "http://127.0.0.1/"),
+        ("127.0.0.1", "http://[::ffff:127.0.0.1]/"),
+        ("127.0.0.1", "https://[64:ff9b::7f00:1]/"),
+        ("127.0.0.1", "http://[::1]/"),
+        ("127.0.0.1:80", "http://localhost:81/"),
+        ("localhost", "http://127.0.0.1/"),
+        ("localhost:80", "http://localhost:81/"),
+        ("hooks.internal", "https://other.internal/"),
+        ("internal", "https://other.internal/"),
+        ("10.0.0.0/8", "https://169.254.169.254/"),
+        ("0.0.0.0/0", "http://0.0.0.0/"),  # nobody is there to name
+        ("0.0.0.0/0", "http://224.0.0.1/"),
+        ("0.0.0.0/0", "http://255.255.255.255/"),
+        ("::/0", "http://[ff02::1]/"),
+        ("127.0.0.1", "http://2130706433/"),
+    ],
+)
+def test_what_is_named_allows_nothing_else(allowed: str, url: str) -> None:
+    with pytest.raises(AddressRefused):
+        address.parse(url, allowlists.places(allowed))
+
+
+def test_a_refusal_says_how_to_allow_it() -> None:
+    with pytest.raises(AddressRefused, match=r"--webhook-allow \[::1\]:80$"):
+        address.parse("http://[::1]/")
+
+
+def test_plain_http_may_not_leave_what_is_named() -> None:
+    target = address.parse("http://localhost/", allowlists.places("127.0.0.0/8,::1"))
     target.check_address("127.0.0.1")
     target.check_address("::1")
     with pytest.raises(AddressRefused):

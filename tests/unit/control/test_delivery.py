@@ -8,7 +8,6 @@ import datetime
 import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from millstream import allowlists
 from millstream.control.subscriptions import address, delivery
 from millstream.control.subscriptions.delivery import DeliveryFailed, Reply
 
+HERE = allowlists.places("127.0.0.1")
 Exchange = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -58,7 +59,7 @@ def answer(data: bytes) -> Exchange:
 
 async def post_to(exchange: Exchange, timeout_s: float = 5.0) -> tuple[Reply, bytes]:
     async with receiver(exchange) as (port, requests):
-        target = address.parse(f"http://127.0.0.1:{port}/hook?x=1")
+        target = address.parse(f"http://127.0.0.1:{port}/hook?x=1", HERE)
         reply = await delivery.post(target, b'{"n":1}', {"X-Test": "1"}, timeout_s)
         return reply, requests[0]
 
@@ -123,6 +124,47 @@ def test_a_silent_receiver_is_given_up() -> None:
         asyncio.run(post_to(silence, timeout_s=0.2))
 
 
+@pytest.mark.parametrize(
+    ("allowed", "url", "resolved", "calls"),
+    [
+        ("", "https://rebound.example:{port}/", ["127.0.0.1"], 0),
+        ("10.0.0.0/8", "http://rebound.example:{port}/", ["127.0.0.1"], 0),
+        ("127.0.0.1:1", "https://rebound.example:{port}/", ["127.0.0.1"], 0),
+        ("other.example", "https://rebound.example:{port}/", ["127.0.0.1"], 0),
+        ("127.0.0.1", "http://rebound.example:{port}/", ["::ffff:127.0.0.1"], 0),
+        ("127.0.0.1", "http://rebound.example:{port}/", ["127.0.0.1", "10.0.0.1"], 0),
+        ("127.0.0.0/8", "http://rebound.example:{port}/", ["127.0.0.1"], 1),
+        ("hooks.internal", "http://hooks.internal:{port}/", ["127.0.0.1"], 1),
+        ("hooks.internal", "http://hooks.internal:{port}/", ["0.0.0.0"], 0),
+    ],
+)
+def test_what_a_name_stands_for_is_checked_when_it_is_called(
+    allowed: str, url: str, resolved: list[str], calls: int
+) -> None:
+    async def resolver(host: str, port: int) -> list[str]:
+        return resolved
+
+    async def run() -> None:
+        async with receiver(answer(b"HTTP/1.1 200 OK\r\n\r\n")) as (port, requests):
+            target = address.parse(url.format(port=port), allowlists.places(allowed))
+            post = delivery.post(target, b"", {}, 5.0, resolver=resolver)
+            if calls:
+                await post
+            else:
+                with pytest.raises(DeliveryFailed, match="address refused"):
+                    await post
+            assert len(requests) == calls
+
+    asyncio.run(run())
+
+
+def test_localhost_is_refused_when_it_is_called_unless_it_is_named() -> None:
+    """With the machine's own resolver: the name passes the first look, its address does not."""
+    target = address.parse("http://localhost:9/", allowlists.places("10.0.0.0/8"))
+    with pytest.raises(DeliveryFailed, match="address refused: plain http"):
+        asyncio.run(delivery.post(target, b"", {}, 5.0))
+
+
 def test_one_forbidden_address_among_several_stops_the_delivery_before_it_connects() -> None:
     async def run() -> None:
         async def rebound(host: str, port: int) -> list[str]:
@@ -148,8 +190,7 @@ def test_the_connection_goes_to_the_checked_address_with_the_name_verified(tmp_p
     async def run() -> None:
         async with receiver(answer(b"HTTP/1.1 200 OK\r\n\r\n"), server_tls) as (port, requests):
             for host, works in (("example.test", True), ("other.test", False)):
-                # As a public name would pass, but resolved to this test's receiver.
-                target = replace(address.parse(f"https://{host}:{port}/"), loopback=True)
+                target = address.parse(f"https://{host}:{port}/", HERE)
                 post = delivery.post(target, b"{}", {}, 5.0, resolver=here, tls=client_tls)
                 if works:
                     assert (await post).status == 200

@@ -28,7 +28,7 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 
 class DeliveryFailed(Exception):  # noqa: N818
-    """The receiver did not take the wake; the text says why and is shown to operators."""
+    """The receiver did not take the wake; the text says why. It is for the log: clients are not told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from millstream._engine import EngineError
-from millstream.control.subscriptions import address, delivery, globs
+from millstream.control.lanes import Lane
+from millstream.control.limits import MEMBERSHIP_CALLS_MAX
+from millstream.control.subscriptions import address, globs
 from millstream.control.subscriptions.address import AddressRefused
 from millstream.control.subscriptions.alarms import Alarms
 from millstream.control.subscriptions.delivery import DeliveryFailed
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from millstream._engine import Engine
+    from millstream.allowlists import Place
     from millstream.control.subscriptions.keys import Keys
 
 log = logging.getLogger(__name__)
@@ -57,8 +60,10 @@ def unavailable() -> Refused:
 
 
 class SubscriptionManager:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, allowed: tuple[Place, ...] = ()) -> None:
         self._engine = engine
+        self._allowed = allowed  # webhook targets that the operator named
+        self._changes = Lane(engine, MEMBERSHIP_CALLS_MAX, "UNAVAILABLE")
         self._journal = Journal(engine)
         self._disk = ThreadPoolExecutor(1, "millstream-journal")
         self._pool = ThreadPoolExecutor(4, "millstream-control")
@@ -79,7 +84,7 @@ class SubscriptionManager:
             self._journal, self._disk, lambda: list(self._machine.state.dump()), self._recover
         )
         self._alarms = Alarms(now_ms, self._tick)
-        self._sender = Sender(self._engine, self._pool, self.keys, now_ms)
+        self._sender = Sender(self._engine, self._pool, self.keys, now_ms, self._allowed)
         self._feed = Feed(self._engine, self._observe, self._scope)
         await self._replay()
         self._spawn(self._writer.run())
@@ -134,7 +139,8 @@ class SubscriptionManager:
             machine = self._ready()
             tails: dict[str, str] = {}
             if id not in machine.state.subscriptions:
-                await self._check_target(config)
+                self._check_webhook(config)
+                await self._check_wake_stream(config)
                 await self._watch(*config.streams, *([config.pattern] if config.pattern else ()))
                 tails = await self._in_pool(lambda: self._collect_tails(config))
             outcome = await self._decide(
@@ -282,15 +288,16 @@ class SubscriptionManager:
     async def _membership_change(self) -> AsyncIterator[None]:
         """One change of patterns or links at a time. What the feed reports meanwhile is reported again
         after it, since it may concern links that were not there yet."""
-        async with self._membership:
-            self._relayed = []
-            try:
-                yield
-            finally:
-                changes, self._relayed = self._relayed, None
-                if changes:
-                    await self._observe(changes)
-                await self._watch()
+        with self._changes.place():
+            async with self._membership:
+                self._relayed = []
+                try:
+                    yield
+                finally:
+                    changes, self._relayed = self._relayed, None
+                    if changes:
+                        await self._observe(changes)
+                    await self._watch()
 
     async def _watch(self, *more: str) -> None:
         wanted = {*self._machine.watched(), *more}
@@ -299,16 +306,14 @@ class SubscriptionManager:
             self._watched = wanted
             self._feed.watching = bool(wanted)
 
-    async def _check_target(self, config: Config) -> None:
+    def _check_webhook(self, config: Config) -> None:
         if config.webhook_url is not None:
             try:
-                target = address.parse(config.webhook_url)
-                await delivery.checked_addresses(target)
+                address.parse(config.webhook_url, self._allowed)
             except AddressRefused as error:
                 raise Refused(400, "WEBHOOK_URL_REJECTED", str(error)) from error
-            except (OSError, DeliveryFailed) as error:
-                # A name that does not resolve yet is no danger: every delivery checks again.
-                log.info("webhook %s does not resolve now: %s", config.webhook_url, error)
+
+    async def _check_wake_stream(self, config: Config) -> None:
         if config.wake_stream is not None:
             path = config.wake_stream
             found = await self._in_pool(lambda: self._engine.list(path, "", 1))

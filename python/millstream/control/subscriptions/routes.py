@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 JWKS_PATH: Final = PROTOCOL_PREFIX + "/jwks.json"
 BASE_PATH: Final = PROTOCOL_PREFIX + "/subscriptions/{id}"
 
+NOT_DELIVERED: Final = "not delivered"
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,7 +53,7 @@ class SubscriptionRoutes:
         del request
         return JsonResponse(
             self._manager.keys.jwks(),
-            headers={"Cache-Control": "public, max-age=300"},
+            headers={"Cache-Control": "public, max-age=300", "Vary": "Origin"},
             media_type="application/jwk-set+json",
         )
 
@@ -166,7 +168,8 @@ class SubscriptionRoutes:
         wake = subscription.wake
         if subscription.status == "failed" and wake is not None and wake.next_attempt_at_ms:
             view["next_attempt_at"] = _timestamp(wake.next_attempt_at_ms)
-            view["last_error"] = wake.last_error
+            # Where a webhook was refused, and how, would tell a client what listens in networks that it cannot see.
+            view["last_error"] = NOT_DELIVERED if webhook is not None else wake.last_error
         return view
 
 

@@ -25,18 +25,25 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from millstream._engine import Engine
+    from millstream.allowlists import Place
     from millstream.control.subscriptions.keys import Keys
     from millstream.control.subscriptions.model import StreamView, Subscription, Wake
 
 
 class Sender:
     def __init__(
-        self, engine: Engine, pool: Executor, keys: Keys, now_ms: Callable[[], int]
+        self,
+        engine: Engine,
+        pool: Executor,
+        keys: Keys,
+        now_ms: Callable[[], int],
+        allowed: tuple[Place, ...],
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._keys = keys
         self._now_ms = now_ms
+        self._allowed = allowed
         self._slots = asyncio.Semaphore(DELIVERIES_MAX)
         self._in_flight: set[str] = set()
 
@@ -56,7 +63,13 @@ class Sender:
     async def send(self, subscription: Subscription, wake: Wake, views: list[StreamView]) -> bool:
         """Sends one wake; whether the receiver is done with it already."""
         if subscription.config.type == "webhook":
-            return await self._post(subscription, wake, views)
+            try:
+                done = await self._post(subscription, wake, views)
+            except DeliveryFailed:
+                self._engine.count("webhook_failures", 1)
+                raise
+            self._engine.count("webhooks", 1)
+            return done
         await self._announce(subscription, wake)
         return False
 
@@ -78,7 +91,7 @@ class Sender:
         }
         timeout_s = min(subscription.config.lease_ttl_ms, DELIVERY_TIMEOUT_MS_MAX) / 1000
         try:
-            target = address.parse(subscription.config.webhook_url or "")
+            target = address.parse(subscription.config.webhook_url or "", self._allowed)
         except AddressRefused as error:
             raise DeliveryFailed(f"address refused: {error}") from error
         tls = self._tls if target.secure else None
