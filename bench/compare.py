@@ -3,6 +3,7 @@
 
     .venv/bin/python bench/compare.py            # full run: 5 repetitions of 10 s, about 45 minutes
     .venv/bin/python bench/compare.py --quick    # 1 repetition of 2 s
+    .venv/bin/python bench/compare.py --bounded --baseline ../before    # beside another build of Millstream
 
 Builds the load generator, installs the peers into `bench/.peers` at their fixed versions, runs all
 cells with the servers interleaved, prints the bounds with pass or fail, and writes
@@ -22,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from comparison import bounds, cells, machine, report
-from comparison.servers import BENCH, KINDS, BenchError, Kind
+from comparison.servers import BENCH, KINDS, BenchError, Kind, millstream_of
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -35,11 +36,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--bounded", action="store_true", help="only cells with a bound, only the servers it names"
     )
     parser.add_argument("--servers", default=",".join(KINDS), help="servers, by comma")
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="DIR",
+        help="a built checkout of Millstream that this one must not be slower than",
+    )
     parser.add_argument("--quiet-wait", type=float, help="seconds to wait for a quiet machine (15)")
     parser.add_argument("--output", type=Path, help="result folder (bench/results/<date>)")
     options = parser.parse_args(arguments)
     options.only = _choice(parser, "--only", options.only, cells.GROUPS)
     options.servers = _choice(parser, "--servers", options.servers, tuple(KINDS))
+    if options.baseline is not None:
+        if "millstream" not in options.servers:
+            parser.error("--baseline is compared with millstream: name it in --servers")
+        # In the middle: while the order rotates, each of the two comes first as often as the other.
+        options.servers.insert((len(options.servers) + 1) // 2, bounds.BASELINE)
     defaults = (1, 2.0, 3.0) if options.quick else (5, 10.0, 15.0)
     for name, default in zip(("repetitions", "seconds", "quiet_wait"), defaults, strict=True):
         if getattr(options, name) is None:
@@ -107,9 +119,10 @@ def measure(options: argparse.Namespace, data_root: Path) -> list[dict[str, Any]
                     repetition,
                 )
         if "creates" in options.only:
-            if "millstream" in options.servers:
-                creates = cells.run_creates(KINDS["millstream"], data_root, options.quiet_wait)
-                keep(creates, repetition)
+            for kind in order:
+                if kind.name in ("millstream", bounds.BASELINE):
+                    creates = cells.run_creates(kind, data_root, options.quiet_wait)
+                    keep(creates, repetition)
             for kind in order:
                 keep(cells.run_idle(kind, data_root), repetition)
     return records
@@ -133,6 +146,8 @@ def main(arguments: list[str]) -> int:
     folder = result_folder(options, started)
     if folder.exists():
         raise BenchError(f"{folder} exists already")
+    if options.baseline is not None:
+        KINDS[bounds.BASELINE] = millstream_of(options.baseline.resolve(), bounds.BASELINE)
     for name in options.servers:
         KINDS[name].install()
     cells.build_load_generator()
@@ -143,7 +158,7 @@ def main(arguments: list[str]) -> int:
     finally:
         shutil.rmtree(data_root)
     final = bounds.is_final(options.repetitions, options.seconds)
-    verdicts = bounds.judge(records, {cell.name: cell.title for cell in cells.CELLS})
+    verdicts = bounds.judge(records, cells.CELLS)
     described = {
         "started": started.strftime("%Y-%m-%d %H:%M UTC"),
         "repetitions": options.repetitions,

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import pytest
 
+import compare
 from comparison import bounds, cells, checkpoints, machine, report, servers
 
 
@@ -65,6 +66,49 @@ class RatioTest(unittest.TestCase):
         for own, passed in ((11.9, True), (12.1, False)):
             records = [run("millstream", 0, own, cell="sse"), run("rust", 0, 10.0, cell="sse")]
             assert bounds.judge_ratio(bound, records, "SSE").passed is passed
+
+
+class BaselineTest(unittest.TestCase):
+    """Another build of Millstream in the same run."""
+
+    def verdicts(self, cell: str, *pairs: tuple[float, float]) -> list[bounds.Verdict]:
+        records = [
+            run(name, index, value, cell=cell)
+            for index, pair in enumerate(pairs)
+            for name, value in zip(("millstream", "baseline"), pair, strict=True)
+        ]
+        judged = bounds.judge(records, cells.CELLS)
+        return [verdict for verdict in judged if "against baseline" in verdict.text]
+
+    def test_every_cell_that_has_it_is_judged_by_its_paired_ratios(self) -> None:
+        (verdict,) = self.verdicts("catchup_4k", (98.0, 100.0), (90.0, 100.0), (99.0, 100.0))
+        assert (verdict.wanted, verdict.middle, verdict.passed) == ("≥ 0.97x", 0.98, True)
+        assert report.spread(verdict.values) == "0.98 (0.90 to 0.99)"
+        (verdict,) = self.verdicts("creates", (96.0, 100.0))
+        assert verdict.passed is False
+        assert self.verdicts("idle", (1.0, 2.0)) == []
+
+    def test_latencies_are_judged_the_other_way_round(self) -> None:
+        for cell in ("sse", "append_open_loop"):
+            (slower,) = self.verdicts(cell, (104.0, 100.0))
+            (faster,) = self.verdicts(cell, (50.0, 100.0))
+            assert (slower.wanted, slower.passed, faster.passed) == ("≤ 1.03x", False, True)
+
+    def test_it_is_measured_wherever_millstream_is(self) -> None:
+        for cell in cells.CELLS:
+            assert bounds.names(cell.name, "baseline") == bounds.names(cell.name, "millstream")
+
+    def test_the_two_take_turns_at_being_first(self) -> None:
+        for chosen in ("millstream", "millstream,npm,rust"):
+            order = compare.parse(["--servers", chosen, "--baseline", "."]).servers
+            turns = [order[turn:] + order[:turn] for turn in range(len(order))]
+            first = [turn.index("millstream") < turn.index("baseline") for turn in turns]
+            assert first.count(True) == first.count(False)
+
+    def test_a_checkout_that_is_not_built_is_an_error(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            with pytest.raises(servers.BenchError, match="baseline is not built"):
+                servers.millstream_of(Path(folder), "baseline").install()
 
 
 class AbsoluteTest(unittest.TestCase):

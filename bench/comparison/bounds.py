@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from comparison.cells import Cell
 
 FINAL_REPETITIONS = 5
 FINAL_SECONDS = 10.0
@@ -63,16 +66,26 @@ RATIOS: tuple[RatioBound, ...] = (
 )
 
 
+BASELINE = "baseline"
+"""Another build of Millstream, measured wherever this one is."""
+BASELINE_SHARE = 0.97
+CREATES_TITLE = "100,000 creates over one connection"
+
+
 def names(cell: str, server: str) -> bool:
     """Whether a bound compares this cell of this server (or of Millstream) with another."""
     peers = {bound.peer for bound in RATIOS if bound.cell == cell}
-    return bool(peers) if server == "millstream" else server in peers
+    return bool(peers) if server in ("millstream", BASELINE) else server in peers
+
+
+def against_baseline(cell: str, *, is_latency: bool) -> RatioBound:
+    """No slower than the baseline, but for what repetitions differ by."""
+    limit = round(1 / BASELINE_SHARE, 2) if is_latency else BASELINE_SHARE
+    return RatioBound(cell, BASELINE, limit, at_least=not is_latency)
 
 
 ABSOLUTES: tuple[AbsoluteBound, ...] = (
-    AbsoluteBound(
-        "100,000 creates over one connection", "creates", 10_000, at_least=True, unit="/s"
-    ),
+    AbsoluteBound(CREATES_TITLE, "creates", 10_000, at_least=True, unit="/s"),
     AbsoluteBound("memory with 100,000 streams", "creates_rss", 200, at_least=False, unit="MB"),
     AbsoluteBound("restart after kill -9", "creates_restart", 5, at_least=False, unit="s"),
     AbsoluteBound("1,000 idle SSE subscribers", "idle", 30, at_least=False, unit="MB"),
@@ -151,9 +164,16 @@ def judge_absolute(bound: AbsoluteBound, records: Records) -> Verdict:
     return Verdict(bound.name, f"{sign} {bound.limit:,g} {bound.unit}", tuple(values), passed, note)
 
 
-def judge(records: Records, titles: dict[str, str]) -> list[Verdict]:
-    ratios = [judge_ratio(bound, records, titles[bound.cell]) for bound in RATIOS]
-    return ratios + [judge_absolute(bound, records) for bound in ABSOLUTES]
+def judge(records: Records, cells: Sequence[Cell]) -> list[Verdict]:
+    titles = {cell.name: cell.title for cell in cells} | {"creates": CREATES_TITLE}
+    latencies = {cell.name for cell in cells if cell.is_latency}
+    measured = {record["cell"] for record in records if record["server"] == BASELINE}
+    ratios = RATIOS + tuple(
+        against_baseline(name, is_latency=name in latencies) for name in titles if name in measured
+    )
+    return [judge_ratio(bound, records, titles[bound.cell]) for bound in ratios] + [
+        judge_absolute(bound, records) for bound in ABSOLUTES
+    ]
 
 
 def is_final(repetitions: int, seconds: float) -> bool:

@@ -38,6 +38,11 @@ class Cell:
     """Divisor from the result's unit to the printed one."""
     is_durable_write: bool = False
 
+    @property
+    def is_latency(self) -> bool:
+        """Lower is better."""
+        return self.metric[0] == "latency_us"
+
     def figure(self, result: dict[str, Any]) -> float:
         value: Any = result
         for key in self.metric:
@@ -161,7 +166,7 @@ def run_cell(
     try:
         with running(kind, root, f"{cell.name}-{kind.name}") as server:
             machine.wait_until_quiet(quiet)
-            samples = kind.name == "millstream" and cell.is_durable_write
+            samples = kind.tells_checkpoints and cell.is_durable_write
             record |= _measure(cell, server, timing, 120 + 3 * seconds, samples_checkpoints=samples)
     except (BenchError, OSError, subprocess.SubprocessError) as error:
         record["ok"] = False
@@ -214,6 +219,7 @@ def run_creates(kind: Kind, root: Path, quiet: float) -> dict[str, Any]:
             record["rss_empty_bytes"] = machine.group_rss_bytes(server.group)
             before = machine.usage(server.group)
             record["result"] = load(server.url, ("create", *count), 400)
+            record["figure"] = record["result"]["per_second"]
             record["machine"] = machine.between(before, machine.usage(server.group))
             record["rss_bytes"] = machine.group_rss_bytes(server.group)
             server.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from comparison import checkpoints, machine
 from comparison.bounds import MEGABYTE, Verdict
 from comparison.cells import CELLS, Cell
-from comparison.servers import KINDS, ROOT, run_checked
+from comparison.servers import KINDS, ROOT, commit, run_checked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +92,7 @@ def latency_table(records: Records) -> list[str]:
 
 
 def checkpoint_lines(records: Records) -> list[str]:
-    """What each durable write run of Millstream says about its checkpoints."""
+    """What each durable write run of a Millstream says about its checkpoints."""
     lines = []
     for run in records:
         if "checkpoints" not in run:
@@ -108,7 +107,7 @@ def checkpoint_lines(records: Records) -> list[str]:
             )
         if found["completed"] < checkpoints.FEWEST:
             text += f"; fewer than {checkpoints.FEWEST}: run longer to judge"
-        lines.append(f"- {run['cell']}, run {run['repetition'] + 1}: {text}")
+        lines.append(f"- {run['cell']}, {run['server']}, run {run['repetition'] + 1}: {text}")
     return lines
 
 
@@ -200,7 +199,7 @@ def write(
 
 
 def provenance(servers: Sequence[str], options: dict[str, Any]) -> str:
-    lines = ["# Provenance", "", f"- taken: {options['started']}", f"- source: {commit()}"]
+    lines = ["# Provenance", "", f"- taken: {options['started']}", f"- source: {commit(ROOT)}"]
     lines += [f"- {name}: {value}" for name, value in options["machine"].items()]
     lines.append(f"- load generator: bench/loadgen of the same source, {_version('rustc')}")
     shown = {name: value for name, value in options.items() if name not in ("machine", "started")}
@@ -217,13 +216,3 @@ def provenance(servers: Sequence[str], options: dict[str, Any]) -> str:
 
 def _version(tool: str) -> str:
     return run_checked([tool, "--version"], tool, ROOT)
-
-
-def commit() -> str:
-    """The commit measured, and whether the tree had changes."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    head = subprocess.run(command, capture_output=True, text=True, check=False)
-    if head.returncode != 0:
-        return "no commit yet"
-    status = run_checked(["git", "-C", str(ROOT), "status", "--porcelain"], "git status", ROOT)
-    return head.stdout.strip() + (" with uncommitted changes" if status else "")

@@ -1,4 +1,4 @@
-"""The three servers: how each is installed, started, found ready, measured and ended.
+"""The servers: how each is installed, started, found ready, measured and ended.
 
 Every server runs in a session of its own, so its whole process group can be measured and ended
 without touching anything else. All acknowledge an append after it is synced to disk.
@@ -47,6 +47,8 @@ class Kind:
     install: Callable[[], None]
     picks_port: bool
     """True if port 0 works and the ready line names the real one."""
+    tells_checkpoints: bool = False
+    """True if its metrics say when checkpoints ran."""
 
 
 class Server:
@@ -229,15 +231,6 @@ def _crate_install() -> None:
     run_checked(command, "cargo install", BENCH)
 
 
-def _millstream() -> Path:
-    return ROOT / ".venv" / "bin" / "millstream"
-
-
-def _millstream_install() -> None:
-    if not _millstream().exists():
-        raise BenchError("Millstream is not built: run `make build` first")
-
-
 def _npm_command(data: Path, port: int) -> list[str]:
     module = _npm_home() / "dist" / "index.js"
     return ["node", str(BENCH / "peers" / "npm-reference.mjs"), str(module), str(data), str(port)]
@@ -253,21 +246,45 @@ def _crate_command(data: Path, port: int) -> list[str]:
     ]
 
 
-def _millstream_command(data: Path, port: int) -> list[str]:
-    return [str(_millstream()), "serve", "--port", str(port), "--data-dir", str(data)]
+def millstream_of(checkout: Path, name: str) -> Kind:
+    """The Millstream that was built in a checkout, under this name."""
+    binary = checkout / ".venv" / "bin" / "millstream"
+
+    def install() -> None:
+        if not binary.exists():
+            raise BenchError(f"{name} is not built: run `make build` in its checkout first")
+
+    def version() -> str:
+        told = run_checked([str(binary), "--version"], f"{name} --version", checkout)
+        return f"{told}, source {commit(checkout)}"
+
+    return Kind(
+        name=name,
+        durability="default settings (`fsync`): group-commit fdatasync of the log before the answer",
+        command=lambda data, port: [
+            str(binary), "serve", "--port", str(port), "--data-dir", str(data),
+        ],
+        version=version,
+        install=install,
+        picks_port=True,
+        tells_checkpoints=True,
+    )  # fmt: skip
+
+
+def commit(checkout: Path) -> str:
+    """The commit of a checkout, and whether the tree had changes."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True, check=False)
+    if head.returncode != 0:
+        return "no commit yet"
+    status = run_checked(
+        ["git", "-C", str(checkout), "status", "--porcelain"], "git status", checkout
+    )
+    return head.stdout.strip() + (" with uncommitted changes" if status else "")
 
 
 KINDS: dict[str, Kind] = {
-    "millstream": Kind(
-        name="millstream",
-        durability="default settings (`fsync`): group-commit fdatasync of the log before the answer",
-        command=_millstream_command,
-        version=lambda: run_checked(
-            [str(_millstream()), "--version"], "millstream --version", ROOT
-        ),
-        install=_millstream_install,
-        picks_port=True,
-    ),
+    "millstream": millstream_of(ROOT, "millstream"),
     "npm": Kind(
         name="npm",
         durability="file-backed (`dataDir`): fdatasync of the stream's file, then LMDB, before the answer",

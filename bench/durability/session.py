@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison import cells, machine
-from comparison.report import commit
-from comparison.servers import BENCH, KINDS, BenchError, Kind
+from comparison.servers import BENCH, KINDS, ROOT, BenchError, Kind, commit
 
 Document = dict[str, Any]
 
@@ -73,7 +72,7 @@ class Session:
             "benchmark": name,
             "started": started.strftime("%Y-%m-%d %H:%M UTC"),
             "command": " ".join([f".venv/bin/python bench/{name}.py", *arguments]),
-            "source": commit(),
+            "source": commit(ROOT),
             "quick": options.quick,
             "repetitions": options.repetitions,
             "machine": machine.describe(BENCH),
