@@ -192,7 +192,8 @@ class AsyncStream:
         """An idempotent producer: batches, pipelines, repeats safely.
 
         Give each running producer its own id; a new session with the same id fences off the old.
-        `epoch` is for callers who number their sessions themselves and want a replay to be dropped.
+        `epoch` is for callers who number their sessions themselves and want a replay to be dropped: the same
+        records, options and flushes make the same batches. Such a batch waits until it is full, or for `flush()`.
         Further options are those of `ProducerOptions`.
         """
         core = make_core(

@@ -21,6 +21,7 @@ with the same id has a smaller one, so its numbers cannot be mistaken for ours a
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -46,7 +47,8 @@ INTEGER_MAX: Final = 2**53 - 1
 class ProducerOptions:
     """How a producer batches.
 
-    A batch is sent when it is full, when it is `linger_seconds` old, or on `flush()`. Byte streams
+    A batch is sent when it is full, when it is `linger_seconds` old (not under an epoch of the caller's
+    own, where time decides nothing), or on `flush()`. Byte streams
     are not batched, because that would melt records together; their appends are pipelined.
     `in_flight_max` is how many requests may be unanswered: by default 16 batches, or 256 appends to
     a byte stream; `in_flight_bytes_max` bounds what they carry together.
@@ -142,17 +144,19 @@ class ProducerCore:
         if not self._as_json:
             self._seal_body(record, 1, now)
             return True
-        if self._open and self._open_bytes + len(record) > self.options.batch_bytes_max:
+        # Whoever waits for room must not wait for a batch that waits to be full.
+        bytes_max = min(self.options.batch_bytes_max, self.options.buffered_bytes_max)
+        if self._open and self._open_bytes + len(record) > bytes_max:
             self.seal(now)
         if not self._open:
             self._open_since = now
         self._open.append(record)
         self._open_bytes += len(record) + 1
         self.buffered_bytes += len(record) + 1
-        if len(self._open) >= self.options.batch_records_max:
+        if len(self._open) >= self.options.batch_records_max or self._open_bytes >= bytes_max:
             self.seal(now)
             return True
-        return first or self._open_bytes >= self.options.batch_bytes_max
+        return first
 
     def check(self) -> None:
         if self.error is not None:
@@ -210,7 +214,7 @@ class ProducerCore:
         """The next request to put on the connection, or None."""
         if self.error is not None:
             return None
-        if self._open and now - self._open_since >= self.options.linger_seconds:
+        if self._open and now >= self._lingers_until():
             self.seal(now)
         if not self._queue or now < self._not_before:
             return None
@@ -230,11 +234,16 @@ class ProducerCore:
         )
         return wire.append_request(self.endpoint, self.path, self.content_type, batch.body, options)
 
+    def _lingers_until(self) -> float:
+        """When the open batch is sent as it is. Never by time under the caller's own epoch: a replay is dropped batch by
+        batch, so the same records must make the same batches, however fast they come."""
+        return self._open_since + self.options.linger_seconds if self.claim else math.inf
+
     def wake_at(self) -> float | None:
         """When `take` may have something although nothing happens until then."""
         times: list[float] = []
-        if self._open:
-            times.append(self._open_since + self.options.linger_seconds)
+        if self._open and self.claim:
+            times.append(self._lingers_until())
         if self._queue and not self._flight:
             times.append(self._not_before)
         return min(times) if times else None

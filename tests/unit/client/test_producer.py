@@ -67,6 +67,30 @@ class Model:
         return Response(200, {"stream-next-offset": f"0_{len(self.records)}"})
 
 
+def test_time_ends_no_batch_under_an_epoch_of_the_callers_own() -> None:
+    """A replay is dropped batch by batch: slower or faster, the same records must make the same batches."""
+
+    def batches(seconds_between: float) -> list[bytes]:
+        core, now, bodies = (
+            make(claim=False, epoch=7, batch_records_max=4, in_flight_max=9, linger_seconds=0.5),
+            0.0,
+            [],
+        )
+        core._established = True
+        for number in range(10):
+            core.add(core.encode(number), now)
+            now += seconds_between
+            while (request := core.take(now)) is not None:
+                bodies.append(request.body)
+        assert core.wake_at() is None, "nothing is sent by time"
+        core.seal(now)
+        while (request := core.take(now)) is not None:
+            bodies.append(request.body)
+        return bodies
+
+    assert batches(0.0) == batches(1.0) == batches(3600.0)
+
+
 FATES = st.sampled_from(["ok", "ok", "ok", "busy", "lost-before", "lost-after"])
 
 
@@ -132,6 +156,7 @@ def test_a_newer_epoch_is_claimed_while_nothing_can_have_been_applied() -> None:
 def test_otherwise_a_newer_epoch_is_the_end(case: str) -> None:
     core = make(claim=case != "given epoch")
     core.add(core.encode(1), 0)
+    core.seal(0)
     core.take(0)
     if case == "lost before":
         core.on_break(TransportFailure("x", sent=True), 0, "x")
