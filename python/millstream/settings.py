@@ -216,6 +216,13 @@ class Settings:
         minimum=MIB,
         maximum=1024 * GIB,
     )
+    client_bytes_max: int = _size(
+        64 * MIB,
+        "bytes buffered for clients that do not take their answers; beyond it they get smaller pieces",
+        group="limits",
+        minimum=16 * MIB,
+        maximum=1024 * GIB,
+    )
     header_timeout_ms: int = _milliseconds(
         10_000, "time a client has to send the head of a request", group="limits"
     )

@@ -47,6 +47,8 @@ pub struct Config {
     pub append_max_bytes: usize,
     pub connections_max: usize,
     pub inflight_bytes_max: u64,
+    /// Bytes held for clients that do not take their answers; reads may use half of it.
+    pub client_bytes_max: u64,
     pub header_timeout_ms: u64,
     pub body_timeout_ms: u64,
     pub idle_timeout_ms: u64,
@@ -93,6 +95,7 @@ impl Default for Config {
             append_max_bytes: 16 << 20,
             connections_max: 10_000,
             inflight_bytes_max: 256 << 20,
+            client_bytes_max: 64 << 20,
             header_timeout_ms: 10_000,
             body_timeout_ms: 30_000,
             idle_timeout_ms: 60_000,

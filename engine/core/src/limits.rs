@@ -68,10 +68,22 @@ pub const RECEIVE_BYTES: usize = 256 * 1024;
 pub const SEND_PIECE_BYTES: usize = 256 * 1024;
 /// A connection with this much unsent output is not read from.
 pub const OUTPUT_PAUSE_BYTES: usize = 1024 * 1024;
+/// A read behind this much unsent output waits until it has left.
+pub const READ_AHEAD_BYTES: usize = 64 * 1024;
+/// What a connection may buffer without being counted against `client_bytes_max`.
+pub const CONNECTION_FREE_BYTES: usize = 16 * 1024;
+/// When that is used up: unsent output behind which nothing more is answered, and one read from a socket.
+pub const TIGHT_OUTPUT_BYTES: usize = 4 * 1024;
+pub const TIGHT_RECEIVE_BYTES: usize = 8 * 1024;
 /// Pipelined requests whose replies wait for the log, per connection.
 pub const PIPELINE_MAX: usize = 4096;
-/// Bytes of one SSE data event rendered from a backlog (a single larger record still goes out whole).
+/// Bytes of one SSE data event rendered from a backlog (a single larger record still is one event).
 pub const SSE_WINDOW_BYTES: u64 = 128 * 1024;
+/// Stored bytes of an event that are rendered at once, and when `client_bytes_max` is used up. Whole base64 groups.
+pub const SSE_PIECE_BYTES: u64 = 192 * 1024;
+pub const TIGHT_SSE_PIECE_BYTES: u64 = 24 * 1024;
+/// Rendered pieces that a reactor keeps for the next readers.
+pub const SSE_PIECES_KEPT: usize = 8;
 /// Bodies and answers that pass through the control plane.
 pub const PROXY_REQUEST_MAX_BYTES: usize = 1024 * 1024;
 pub const PROXY_RESPONSE_MAX_BYTES: usize = 8 * 1024 * 1024;
@@ -121,3 +133,6 @@ pub const REACTORS_MAX: usize = 64;
 const _: () = assert!(WAL_RESERVE_BYTES < WAL_FIRST_FILE_BYTES);
 const _: () = assert!(HEAD_MAX_BYTES < RECEIVE_BYTES);
 const _: () = assert!(PATH_MAX_BYTES < HEAD_MAX_BYTES);
+const _: () = assert!(TIGHT_OUTPUT_BYTES + TIGHT_RECEIVE_BYTES <= CONNECTION_FREE_BYTES);
+const _: () = assert!(SSE_WINDOW_BYTES <= SSE_PIECE_BYTES);
+const _: () = assert!(SSE_PIECE_BYTES.is_multiple_of(3) && TIGHT_SSE_PIECE_BYTES.is_multiple_of(3));

@@ -51,6 +51,8 @@ metrics! {
     connections_refused "counter" "millstream_connections_refused_total" "Connections refused at the limit.";
     timeouts "counter" "millstream_connection_timeouts_total" "Connections ended because a client was too slow.";
     inflight_bytes "gauge" "millstream_inflight_bytes" "Request bytes buffered for bodies under way.";
+    client_bytes "gauge" "millstream_client_bytes" "Bytes held for clients: answers that they have not taken, requests that wait.";
+    client_bytes_full "counter" "millstream_client_bytes_full_total" "Times that client_bytes_max kept something from being buffered.";
     sse_subscribers "gauge" "millstream_sse_subscribers" "Open SSE readers.";
     long_polls "gauge" "millstream_long_polls" "Waiting long-poll readers.";
     streams_cached "gauge" "millstream_streams_cached" "Streams held in memory.";

@@ -49,6 +49,7 @@ fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()>
         "append_max_bytes" => config.append_max_bytes = value.extract()?,
         "connections_max" => config.connections_max = value.extract()?,
         "inflight_bytes_max" => config.inflight_bytes_max = value.extract()?,
+        "client_bytes_max" => config.client_bytes_max = value.extract()?,
         "header_timeout_ms" => config.header_timeout_ms = value.extract()?,
         "body_timeout_ms" => config.body_timeout_ms = value.extract()?,
         "idle_timeout_ms" => config.idle_timeout_ms = value.extract()?,

@@ -5,12 +5,13 @@
 //!
 //! Invariants
 //! - `I-CONN-1` No byte at or behind the first closed gate is sent.
-//! - `I-CONN-2` An idle connection holds no buffer.
+//! - `I-CONN-2` An idle connection holds no buffer; what one holds beyond a small part is counted (`budget`).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use crate::limits::CONNECTION_FREE_BYTES;
 use crate::metrics::Metrics;
 use crate::model::{Class, Gate};
 use crate::serve::http::ChunkDecoder;
@@ -19,6 +20,9 @@ use crate::serve::pipeline::{Job, Unsent};
 use crate::serve::timing::{self, TimingSlot};
 use crate::shard::commit::Shard;
 use crate::stream::handle::Stream;
+
+/// Room for gates that an idle connection keeps.
+const GATES_KEPT: usize = 128;
 
 /// What a connection is doing.
 pub enum Phase {
@@ -76,6 +80,10 @@ pub struct Conn {
     pub needed: usize,
     /// Bytes counted against the global bound for bodies under way.
     pub reserved: u64,
+    /// Bytes counted against the global bound for what is held for clients.
+    pub counted: u64,
+    /// Input is there that waits until output has left.
+    pub paused: bool,
     pub continued: bool,
     /// When the body under way began to arrive, and when the front request began to wait; 0 = neither.
     pub body_since_ms: u64,
@@ -131,6 +139,8 @@ impl Conn {
             scanned: 0,
             needed: 0,
             reserved: 0,
+            counted: 0,
+            paused: false,
             continued: false,
             body_since_ms: 0,
             waiting_since_ms: 0,
@@ -229,15 +239,52 @@ impl Conn {
             } else {
                 self.output.clear();
             }
+            if self.gates.capacity() > GATES_KEPT {
+                self.gates = VecDeque::new();
+                self.timings = VecDeque::new();
+            }
         } else if self.sent > 256 * 1024 {
-            self.output.drain(..self.sent);
-            for held in &mut self.gates {
-                held.start -= self.sent;
-            }
-            for slot in &mut self.timings {
-                slot.at -= self.sent;
-            }
-            self.sent = 0;
+            self.drop_sent();
+        }
+    }
+
+    fn drop_sent(&mut self) {
+        self.output.drain(..self.sent);
+        for held in &mut self.gates {
+            held.start -= self.sent;
+        }
+        for slot in &mut self.timings {
+            slot.at -= self.sent;
+        }
+        self.sent = 0;
+    }
+
+    /// Memory of the buffers, less what is counted as a body under way.
+    fn buffered(&self) -> usize {
+        let input = self.input.capacity();
+        input.saturating_sub(usize::try_from(self.reserved).unwrap_or(usize::MAX))
+            + self.output.capacity()
+            + self.gates.capacity() * size_of::<HeldBack>()
+            + self.timings.capacity() * size_of::<TimingSlot>()
+    }
+
+    /// What is to be counted for this connection. Large buffers with little in them are made smaller first.
+    pub fn held(&mut self) -> u64 {
+        if self.buffered() <= CONNECTION_FREE_BYTES {
+            return 0;
+        }
+        if self.needed == 0 && self.input.len() < self.input.capacity() / 4 {
+            self.input.shrink_to_fit();
+        }
+        if self.unsent() < self.output.capacity() / 4 {
+            self.drop_sent();
+            self.output.shrink_to_fit();
+        }
+        let held = self.buffered();
+        if held <= CONNECTION_FREE_BYTES {
+            0
+        } else {
+            held as u64
         }
     }
 

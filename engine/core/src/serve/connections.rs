@@ -1,7 +1,7 @@
 //! The connections of a reactor: accepted, kept, watched, closed.
 
 use crate::error::ErrorCode;
-use crate::limits::{OUTPUT_PAUSE_BYTES, PIPELINE_MAX};
+use crate::limits::{OUTPUT_PAUSE_BYTES, PIPELINE_MAX, TIGHT_RECEIVE_BYTES};
 use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::reactor::{KIND_CONN, KIND_SHIFT, Reactor};
@@ -112,6 +112,7 @@ impl Reactor {
             conn.in_flush_list = true;
             self.flush_list.push(conn.token);
         }
+        self.count_held(&mut conn);
         self.update_interest(&mut conn);
         self.arm(&mut conn);
         let index = (conn.token & 0xffff_ffff) as usize;
@@ -135,6 +136,7 @@ impl Reactor {
             _ => {}
         }
         self.release_body(&mut conn);
+        self.count_nothing(&mut conn);
         self.engine.metrics.connections.sub(1);
         self.free.push((conn.token & 0xffff_ffff) as usize);
         // Dropping the socket takes it out of epoll.
@@ -197,23 +199,38 @@ impl Reactor {
         conn.half_closed = true;
         match conn.phase {
             Phase::LongPoll(_) => self.finish_poll(conn, true),
-            Phase::Sse(_) => self.pump_sse(conn),
             Phase::Working => self.pipeline.hasten(self.number, conn.token),
+            // An event stream ends behind its event: that is for the sending to see.
             _ => {}
         }
     }
 
     fn receive(&mut self, conn: &mut Conn) {
         let mut buffer = std::mem::take(&mut self.receive);
-        match sys::receive(conn.descriptor(), &mut buffer) {
-            Ok(0) => self.end_of_input(conn),
-            Ok(count) => {
-                if !matches!(conn.phase, Phase::Closing) {
-                    self.take_input(conn, &buffer[..count]);
+        let mut left = buffer.len();
+        loop {
+            // What the next answer has no room behind waits in the socket, and not here.
+            let portion = if self.room_for_bodies() {
+                left
+            } else {
+                let of_body = conn.needed.saturating_sub(conn.input.len());
+                left.min(of_body.max(TIGHT_RECEIVE_BYTES))
+            };
+            match sys::receive(conn.descriptor(), &mut buffer[..portion]) {
+                Ok(0) => self.end_of_input(conn),
+                Ok(count) => {
+                    if !matches!(conn.phase, Phase::Closing) {
+                        self.take_input(conn, &buffer[..count]);
+                    }
+                    left -= count;
+                    if count == portion && left > 0 && !conn.dead && wants_input(conn) {
+                        continue;
+                    }
                 }
+                Err(error) if sys::would_block(&error) => {}
+                Err(_) => conn.dead = true,
             }
-            Err(error) if sys::would_block(&error) => {}
-            Err(_) => conn.dead = true,
+            break;
         }
         self.receive = buffer;
     }
@@ -241,7 +258,7 @@ impl Reactor {
 fn wants_input(conn: &Conn) -> bool {
     let takes_more = match conn.phase {
         Phase::Request | Phase::Chunked(_) => {
-            conn.unsent() < OUTPUT_PAUSE_BYTES && conn.gate_count() < PIPELINE_MAX
+            !conn.paused && conn.unsent() < OUTPUT_PAUSE_BYTES && conn.gate_count() < PIPELINE_MAX
         }
         Phase::Closing => true,
         Phase::Waiting(_)

@@ -1,23 +1,24 @@
 //! Live readers: long-poll and SSE.
 //!
-//! A commit wakes a stream's readers once per reactor. Subscribers that stand at the same position share one
-//! rendered frame; one that is behind reads for itself and never makes anything buffer.
+//! A commit wakes a stream's readers once per reactor. Subscribers that stand at the same position share what is
+//! rendered (`events`); one that is behind reads for itself and never makes anything buffer.
 //!
 //! Invariants
-//! - `I-LIVE-1` Every data event is followed by its control event in the same frame.
 //! - `I-LIVE-2` A reader registers under the stream's lock and looks again: no publication is missed.
 
 use crate::report;
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
-use crate::limits::SSE_WINDOW_BYTES;
-use crate::model::{Media, StreamId};
+use crate::limits::{SSE_PIECE_BYTES, SSE_PIECES_KEPT, SSE_WINDOW_BYTES, TIGHT_SSE_PIECE_BYTES};
+use crate::model::Media;
 use crate::refusal::Refusal;
+use crate::serve::budget::Kept;
 use crate::serve::conn::{Conn, Phase};
+use crate::serve::events::{Event, Piece};
 use crate::serve::http::Head;
 use crate::serve::reactor::{Flow, Reactor};
-use crate::serve::read::{ReadPlan, Window};
+use crate::serve::read::ReadPlan;
 use crate::serve::respond::{self, Reply};
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{self, Gap, ReadStart};
@@ -43,25 +44,48 @@ pub struct Sse {
     cursor: Option<u64>,
     /// HTTP/1.0 has no chunks: the body ends with the connection.
     chunked: bool,
-    started: bool,
+    pub started: bool,
     /// The bytes sent last end where an epoch begins that has none yet.
     at_boundary: bool,
     /// Epoch of the offset that the reader holds: what it has entered is not told again.
     epoch: u64,
     ends_ms: u64,
-    /// A shared frame that did not fit into the socket whole.
-    pub frame: Option<(Arc<Vec<u8>>, usize)>,
+    /// The event that is being sent.
+    pub under_way: Option<UnderWay>,
 }
 
-/// A frame that many subscribers can send.
-pub struct SharedFrame {
-    stream: StreamId,
+/// An event on its way to one subscriber. Of its bytes it holds those that there is room for.
+pub struct UnderWay {
+    event: Event,
+    /// The piece that is being sent, and how much of that has left.
     from: u64,
     to: u64,
-    ended: bool,
-    up_to_date: bool,
-    epoch: u64,
-    bytes: Arc<Vec<u8>>,
+    pub sent: usize,
+    pub kept: Option<Kept>,
+    at_boundary: bool,
+}
+
+impl Sse {
+    /// The piece under way has left. Returns whether that was the end of everything.
+    pub fn piece_is_sent(&mut self) -> bool {
+        let Some(under_way) = &mut self.under_way else {
+            return false;
+        };
+        let window = under_way.event.window;
+        if under_way.to < window.end {
+            under_way.from = under_way.to;
+            under_way.sent = 0;
+            return false;
+        }
+        self.started = true;
+        self.gap = None;
+        self.position = window.end;
+        self.epoch = window.next.epoch;
+        // What was sent last ends where an epoch begins that has no bytes yet.
+        self.at_boundary = under_way.at_boundary;
+        self.under_way = None;
+        window.closed
+    }
 }
 
 impl Reactor {
@@ -257,9 +281,8 @@ impl Reactor {
             at_boundary: false,
             epoch: 0,
             ends_ms: self.now_ms + self.engine.config.sse_lifetime_ms,
-            frame: None,
+            under_way: None,
         }));
-        self.pump_sse(conn);
         Ok(Flow::Done)
     }
 
@@ -268,25 +291,82 @@ impl Reactor {
         state.life != Life::Live && state.control_sequence > self.engine.shard.synced()
     }
 
-    /// Gives the subscriber its next frame if it has room for one and there is something to say.
-    pub fn pump_sse(&mut self, conn: &mut Conn) {
+    /// What the subscriber is sent next, if there is something to say. Without its piece being sent, or kept, the same
+    /// one comes again.
+    pub fn next_piece(&mut self, conn: &mut Conn) -> Option<Arc<Piece>> {
         let engine = Arc::clone(&self.engine);
-        if let Err(refusal) = engine.past_damage(|| self.next_frame(conn)) {
-            // The response has begun: only a broken connection can say that it is not whole.
-            report!("SSE reader dropped: {}", refusal.sentence());
-            conn.dead = true;
+        match engine.past_damage(|| self.look_for_piece(conn)) {
+            Ok(piece) => piece,
+            Err(refusal) => {
+                // The response has begun: only a broken connection can say that it is not whole.
+                report!("SSE reader dropped: {}", refusal.sentence());
+                conn.dead = true;
+                None
+            }
         }
     }
 
-    fn next_frame(&mut self, conn: &mut Conn) -> Result<(), Refusal> {
-        let unsent = conn.unsent() > 0;
+    fn look_for_piece(&mut self, conn: &mut Conn) -> Result<Option<Arc<Piece>>, Refusal> {
+        if matches!(&conn.phase, Phase::Sse(sse) if sse.under_way.is_none()) {
+            self.begin_event(conn)?;
+        }
+        let Phase::Sse(sse) = &mut conn.phase else {
+            return Ok(None);
+        };
+        let Some(under_way) = &mut sse.under_way else {
+            return Ok(None);
+        };
+        if let Some(kept) = under_way.kept.take() {
+            return Ok(Some(Arc::clone(&kept.piece)));
+        }
+        let event = under_way.event;
+        // One that was sent in part is made again as it was.
+        let again = under_way.sent > 0;
+        let known = self.pieces.iter().rev().find(|piece| {
+            piece.stream == sse.stream.id
+                && piece.from == under_way.from
+                && piece.event == event
+                && (!again || piece.to == under_way.to)
+        });
+        if let Some(piece) = known {
+            under_way.to = piece.to;
+            return Ok(Some(Arc::clone(piece)));
+        }
+        let to = if again {
+            under_way.to
+        } else {
+            let most = if self.room_for_bodies() {
+                SSE_PIECE_BYTES
+            } else {
+                TIGHT_SSE_PIECE_BYTES
+            };
+            event.window.end.min(under_way.from.saturating_add(most))
+        };
+        let rendered = Piece::render(&self.engine, &sse.stream, &event, under_way.from, to);
+        let piece = match rendered {
+            Ok(piece) => Arc::new(piece),
+            Err(error) => {
+                if under_way.from == event.window.start && !again {
+                    // Nothing was sent of it: once the damage is known, another event goes around it.
+                    sse.under_way = None;
+                }
+                return Err(self.engine.read_failed(error));
+            }
+        };
+        under_way.to = to;
+        if self.pieces.len() >= SSE_PIECES_KEPT {
+            self.pieces.pop_front();
+        }
+        self.pieces.push_back(Arc::clone(&piece));
+        Ok(Some(piece))
+    }
+
+    /// Decides on the subscriber's next event, if there is something to say.
+    fn begin_event(&mut self, conn: &mut Conn) -> Result<(), Refusal> {
         let half_closed = conn.half_closed;
         let Phase::Sse(sse) = &mut conn.phase else {
             return Ok(());
         };
-        if sse.frame.is_some() || (unsent && sse.started) {
-            return Ok(());
-        }
         if sse.started && half_closed {
             self.end_sse(conn);
             return Ok(());
@@ -313,63 +393,44 @@ impl Reactor {
         }
         let current = self.wall_ms.saturating_sub(CURSOR_EPOCH_MS) / CURSOR_INTERVAL_MS;
         sse.cursor = sse.cursor.filter(|ahead| *ahead > current);
-        let private = !sse.started || sse.gap.is_some() || sse.cursor.is_some() || !sse.chunked;
-        let (stream, position, gap) = (Arc::clone(&sse.stream), sse.position, sse.gap);
-        let cursor = sse.cursor.unwrap_or(current);
-        let chunked = sse.chunked;
-        let cached = self.shared_frame.as_ref().filter(|frame| {
-            let current =
-                !frame.up_to_date || (frame.to == visible.tail && frame.ended == visible.closed);
-            !private && frame.stream == stream.id && frame.from == position && current
+        let plain = sse.gap.is_none() && sse.cursor.is_none();
+        // What was said last to another reader at this place holds as long as the tail is where it was.
+        let said = self.pieces.iter().rev().find(|piece| {
+            let event = &piece.event;
+            let window = &event.window;
+            plain
+                && piece.stream == sse.stream.id
+                && window.start == sse.position
+                && event.gap.is_none()
+                && event.cursor == current
+                && event.chunked == sse.chunked
+                && (!window.up_to_date
+                    || (window.end == visible.tail && window.closed == visible.closed))
         });
-        let (bytes, to, ended, up_to_date, epoch) = match cached {
-            Some(frame) => (
-                Arc::clone(&frame.bytes),
-                frame.to,
-                frame.ended,
-                frame.up_to_date,
-                frame.epoch,
-            ),
-            None => {
-                let (bytes, window) = self.render_frame(&stream, position, gap, cursor, chunked)?;
-                let bytes = Arc::new(bytes);
-                if !private {
-                    self.shared_frame = Some(SharedFrame {
-                        stream: stream.id,
-                        from: position,
-                        to: window.end,
-                        ended: window.closed,
-                        up_to_date: window.up_to_date,
-                        epoch: window.next.epoch,
-                        bytes: Arc::clone(&bytes),
-                    });
-                }
-                (
-                    bytes,
-                    window.end,
-                    window.closed,
-                    window.up_to_date,
-                    window.next.epoch,
-                )
-            }
+        let event = match said {
+            Some(piece) => piece.event,
+            None => Event {
+                window: self.window(&sse.stream, sse.position, SSE_WINDOW_BYTES)?,
+                gap: sse.gap,
+                cursor: sse.cursor.unwrap_or(current),
+                chunked: sse.chunked,
+            },
         };
-        let Phase::Sse(sse) = &mut conn.phase else {
-            return Ok(());
-        };
-        sse.started = true;
-        sse.gap = None;
-        sse.position = to;
-        sse.epoch = epoch;
-        // All bytes were sent, and yet there is something to be told: an epoch that begins here.
-        sse.at_boundary = to == visible.tail && !up_to_date;
-        if private || ended {
-            conn.output.extend_from_slice(&bytes);
-        } else {
-            sse.frame = Some((bytes, 0));
+        let window = &event.window;
+        if said.is_none() && window.end - window.start > SSE_PIECE_BYTES {
+            self.engine
+                .check_files(&sse.stream, window.start, window.end)
+                .map_err(|error| self.engine.read_failed(error))?;
         }
-        if ended {
-            self.end_sse(conn);
-        }
+        sse.under_way = Some(UnderWay {
+            event,
+            from: window.start,
+            to: window.start,
+            sent: 0,
+            kept: None,
+            // All bytes are sent, and yet there is something to be told: an epoch that begins here.
+            at_boundary: window.end == visible.tail && !window.up_to_date,
+        });
         Ok(())
     }
 
@@ -390,46 +451,13 @@ impl Reactor {
         Ok(())
     }
 
-    /// One data event with everything up to the window's end (if there is anything), then its control event.
-    fn render_frame(
-        &self,
-        stream: &Arc<Stream>,
-        position: u64,
-        gap: Option<Gap>,
-        cursor: u64,
-        chunked: bool,
-    ) -> Result<(Vec<u8>, Window), Refusal> {
-        let window = self.window(stream, position, SSE_WINDOW_BYTES)?;
-        let mut event = Vec::with_capacity(256 + (window.end - window.start) as usize * 3 / 2);
-        if window.end > window.start {
-            let bytes = self
-                .engine
-                .read_range(stream, window.start, window.end)
-                .map_err(|error| self.engine.read_failed(error))?;
-            self.engine.metrics.read_bytes.add(bytes.len() as u64);
-            render_data(&mut event, stream.content_type.media, &bytes);
-        }
-        render_control(&mut event, &window, gap, cursor);
-        if !chunked {
-            return Ok((event, window));
-        }
-        let mut frame = Vec::with_capacity(event.len() + 16);
-        frame.extend_from_slice(format!("{:x}\r\n", event.len()).as_bytes());
-        frame.extend_from_slice(&event);
-        frame.extend_from_slice(b"\r\n");
-        Ok((frame, window))
-    }
-
     /// Ends the event stream; the connection itself may go on.
-    fn end_sse(&mut self, conn: &mut Conn) {
+    pub fn end_sse(&mut self, conn: &mut Conn) {
         let Phase::Sse(sse) = std::mem::replace(&mut conn.phase, Phase::Request) else {
             return;
         };
         self.unregister(&sse.stream, conn.token);
         self.engine.metrics.sse_subscribers.sub(1);
-        if let Some((bytes, sent)) = sse.frame {
-            conn.output.extend_from_slice(&bytes[sent..]);
-        }
         if sse.chunked {
             conn.output.extend_from_slice(b"0\r\n\r\n");
         }
@@ -439,7 +467,7 @@ impl Reactor {
     /// The clock has come to this subscriber: say something, or let it reconnect after its time.
     pub fn tick_sse(&mut self, conn: &mut Conn) {
         let Phase::Sse(sse) = &conn.phase else { return };
-        let stuck = sse.frame.is_some() || conn.unsent() > 0;
+        let stuck = sse.under_way.is_some() || conn.unsent() > 0;
         if stuck {
             // Nothing has left for a whole interval: the reader does not read.
             conn.dead = true;
@@ -458,141 +486,8 @@ impl Reactor {
     }
 
     /// When a subscriber's next turn of the clock is due.
-    pub fn sse_deadline(&self, sse: &Sse, blocked: bool) -> u64 {
-        let quiet = self.now_ms
-            + if blocked {
-                self.engine.config.send_timeout_ms
-            } else {
-                self.engine.config.sse_keepalive_ms
-            };
+    pub fn sse_deadline(&self, sse: &Sse) -> u64 {
+        let quiet = self.now_ms + self.engine.config.sse_keepalive_ms;
         quiet.min(sse.ends_ms.max(self.now_ms + 1))
-    }
-}
-
-fn render_data(out: &mut Vec<u8>, media: Media, bytes: &[u8]) {
-    out.extend_from_slice(b"event: data\n");
-    match media {
-        Media::Json => {
-            let messages = bytes.strip_suffix(b",").unwrap_or(bytes);
-            out.extend_from_slice(b"data:[");
-            put_continued_lines(out, messages);
-            out.extend_from_slice(b"]\n");
-        }
-        Media::Text => {
-            out.extend_from_slice(b"data:");
-            put_line_start(out, bytes);
-            put_continued_lines(out, bytes);
-            out.push(b'\n');
-        }
-        Media::Binary => {
-            out.extend_from_slice(b"data:");
-            put_base64(out, bytes);
-            out.push(b'\n');
-        }
-    }
-    out.push(b'\n');
-}
-
-/// Clients drop one blank behind the colon, so a line that begins with one gets another.
-fn put_line_start(out: &mut Vec<u8>, line: &[u8]) {
-    if line.first() == Some(&b' ') {
-        out.push(b' ');
-    }
-}
-
-/// Text with every line break (CRLF, CR or LF) turned into the start of another `data:` line.
-fn put_continued_lines(out: &mut Vec<u8>, mut text: &[u8]) {
-    while let Some(at) = memchr::memchr2(b'\n', b'\r', text) {
-        out.extend_from_slice(&text[..at]);
-        let crlf = text[at] == b'\r' && text.get(at + 1) == Some(&b'\n');
-        text = &text[at + if crlf { 2 } else { 1 }..];
-        out.extend_from_slice(b"\ndata:");
-        put_line_start(out, text);
-    }
-    out.extend_from_slice(text);
-}
-
-fn render_control(out: &mut Vec<u8>, window: &Window, gap: Option<Gap>, cursor: u64) {
-    out.extend_from_slice(b"event: control\ndata:{\"streamNextOffset\":\"");
-    window.next.write_to(out);
-    out.push(b'"');
-    if !window.closed {
-        out.extend_from_slice(b",\"streamCursor\":\"");
-        respond::put_number(out, cursor);
-        out.push(b'"');
-    }
-    if let Some(gap) = gap {
-        let fields = format!(
-            ",\"streamGapFrom\":\"{}\",\"streamGapTo\":\"{}\",\"streamGapReason\":\"{}\",\"streamGapCertain\":{}",
-            gap.from,
-            gap.to,
-            gap.reason.name(),
-            gap.certain
-        );
-        out.extend_from_slice(fields.as_bytes());
-    }
-    if window.up_to_date {
-        out.extend_from_slice(b",\"upToDate\":true");
-    }
-    if window.closed {
-        out.extend_from_slice(b",\"streamClosed\":true");
-    }
-    out.extend_from_slice(b"}\n\n");
-}
-
-fn put_base64(out: &mut Vec<u8>, bytes: &[u8]) {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    out.reserve(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word = u32::from(chunk[0]) << 16
-            | u32::from(*chunk.get(1).unwrap_or(&0)) << 8
-            | u32::from(*chunk.get(2).unwrap_or(&0));
-        let symbol = |shift: u32| ALPHABET[(word >> shift & 63) as usize];
-        out.push(symbol(18));
-        out.push(symbol(12));
-        out.push(if chunk.len() > 1 { symbol(6) } else { b'=' });
-        out.push(if chunk.len() > 2 { symbol(0) } else { b'=' });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn rendered(media: Media, bytes: &[u8]) -> String {
-        let mut out = Vec::new();
-        render_data(&mut out, media, bytes);
-        String::from_utf8(out).expect("text")
-    }
-
-    #[test]
-    fn text_stays_inside_its_event() {
-        assert_eq!(
-            rendered(Media::Text, b"a\r\nb\rc\n\nevent: x"),
-            "event: data\ndata:a\ndata:b\ndata:c\ndata:\ndata:event: x\n\n"
-        );
-        assert_eq!(
-            rendered(Media::Text, b" a\n b"),
-            "event: data\ndata:  a\ndata:  b\n\n"
-        );
-    }
-
-    #[test]
-    fn json_and_base64() {
-        assert_eq!(
-            rendered(Media::Json, b"{\"a\":1},2,"),
-            "event: data\ndata:[{\"a\":1},2]\n\n"
-        );
-        for (bytes, text) in [
-            (&b"a"[..], "YQ=="),
-            (b"ab", "YWI="),
-            (b"abc", "YWJj"),
-            (b"\xff\xfe\xfd\xfc", "//79/A=="),
-        ] {
-            assert_eq!(
-                rendered(Media::Binary, bytes),
-                format!("event: data\ndata:{text}\n\n")
-            );
-        }
     }
 }

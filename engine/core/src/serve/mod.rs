@@ -2,13 +2,15 @@
 //!
 //! Reading order: `server` (up and down), `listener` (socket), `reactor` (event loop), `connections` and `conn`,
 //! `http` (parsing), `requests` (framing and order), `route` (what is asked), then `append`, `create`, `read`,
-//! `live`, `proxy`, `pipeline`; `respond` renders, `replies` holds back, `output` sends. `restore` stands aside: a data
+//! `live` (and `events`), `proxy`, `pipeline`; `respond` renders, `replies` holds back, `output` sends, `budget` counts. `restore` stands aside: a data
 //! directory from a backup.
 
 pub mod append;
+pub mod budget;
 pub mod conn;
 pub mod connections;
 pub mod create;
+pub mod events;
 pub mod http;
 pub mod listener;
 pub mod live;

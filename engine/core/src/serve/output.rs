@@ -1,10 +1,11 @@
-//! Sending: buffers, bodies by pieces, shared frames. Nothing here blocks; what does not fit waits for the
-//! socket, holding a position and not bytes.
+//! Sending: buffers, bodies and events by pieces. Nothing here blocks; what does not fit waits for the socket,
+//! holding a position and, as far as there is room (`budget`), bytes.
 
 use crate::report;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
+use crate::limits::TIGHT_OUTPUT_BYTES;
+use crate::serve::budget::Kept;
 use crate::serve::conn::{Conn, Phase, Sending};
 use crate::serve::reactor::Reactor;
 use crate::serve::sys;
@@ -13,8 +14,8 @@ use crate::shard::engine::Engine;
 /// Pieces, and bytes of one piece, sent to one connection before others get their turn.
 const PIECES_PER_TURN: usize = 4;
 const PIECE_MAX_BYTES: usize = 256 * 1024;
-/// Frames that one subscriber with a backlog gets before others get their turn.
-const FRAMES_PER_TURN: usize = 8;
+/// Times that one connection may go on with its pipelined requests before others get their turn.
+const STEPS_PER_TURN: usize = 4;
 
 enum Sent {
     /// Everything there was has left.
@@ -56,8 +57,7 @@ impl Reactor {
         if conn.blocked || conn.dead {
             return;
         }
-        let mut frames = 0;
-        loop {
+        for _ in 0..STEPS_PER_TURN {
             match self.send_output(conn) {
                 Sent::All => {}
                 Sent::Blocked => return self.note_blocked(conn),
@@ -67,9 +67,13 @@ impl Reactor {
                 }
             }
             let next = match &conn.phase {
+                Phase::Request | Phase::Chunked(_) if conn.paused => {
+                    self.unpause(conn);
+                    Sent::All
+                }
                 Phase::Sending(_) if conn.gate_count() == 0 => self.send_body(conn),
                 Phase::Handing(_) if conn.gate_count() == 0 => self.send_pieces(conn),
-                Phase::Sse(_) => self.send_frame(conn, &mut frames),
+                Phase::Sse(_) => self.send_events(conn),
                 Phase::Closing if conn.output_is_done() => {
                     if !conn.write_shut {
                         conn.write_shut = true;
@@ -81,11 +85,8 @@ impl Reactor {
                 _ => return,
             };
             match next {
-                Sent::All if conn.has_sendable() => {}
-                Sent::All => match &conn.phase {
-                    Phase::Sse(sse) if sse.frame.is_some() => {}
-                    _ => return,
-                },
+                Sent::All if conn.has_sendable() || matches!(conn.phase, Phase::Closing) => {}
+                Sent::All => return,
                 Sent::Blocked => return self.note_blocked(conn),
                 Sent::Dead => {
                     conn.dead = true;
@@ -93,6 +94,8 @@ impl Reactor {
                 }
             }
         }
+        // Others first; the socket is still writable, so the next round goes on here.
+        self.note_blocked(conn);
     }
 
     fn note_blocked(&mut self, conn: &mut Conn) {
@@ -101,7 +104,12 @@ impl Reactor {
     }
 
     fn send_output(&self, conn: &mut Conn) -> Sent {
-        let more = matches!(conn.phase, Phase::Sending(_) | Phase::Handing(_));
+        let more = match &conn.phase {
+            Phase::Sending(_) | Phase::Handing(_) => true,
+            // The first event follows its head.
+            Phase::Sse(sse) => !sse.started,
+            _ => false,
+        };
         while conn.has_sendable() {
             let bytes = &conn.output[conn.sent..conn.sendable()];
             match sys::send(conn.descriptor(), bytes, more) {
@@ -111,6 +119,25 @@ impl Reactor {
             }
         }
         Sent::All
+    }
+
+    /// Offers an answer whose body was copied to the socket at once. What that does not take is not kept, but read
+    /// again when it does.
+    pub fn send_or_forget(&self, conn: &mut Conn, mut body: Sending) {
+        if matches!(self.send_output(conn), Sent::Dead) {
+            conn.dead = true;
+        }
+        let suffix = usize::from(body.suffix.is_some());
+        let unsent = conn.unsent();
+        if conn.dead || unsent <= TIGHT_OUTPUT_BYTES {
+            return;
+        }
+        let length = usize::try_from(body.end - body.position).unwrap_or(usize::MAX);
+        let forgotten = unsent.min(length.saturating_add(suffix));
+        conn.output.truncate(conn.output.len() - forgotten);
+        conn.advance(0);
+        body.position = body.end - (forgotten - suffix) as u64;
+        conn.phase = Phase::Sending(Box::new(body));
     }
 
     /// Moves a large body by pieces, each the way that copies least. A body that comes up short breaks the
@@ -198,48 +225,43 @@ impl Reactor {
         Sent::All
     }
 
-    fn send_frame(&mut self, conn: &mut Conn, frames: &mut usize) -> Sent {
-        loop {
+    /// Sends what there is for a live reader, event by event.
+    fn send_events(&mut self, conn: &mut Conn) -> Sent {
+        for _ in 0..PIECES_PER_TURN {
+            let Some(piece) = self.next_piece(conn) else {
+                if let Phase::Sse(sse) = &conn.phase {
+                    conn.deadline_ms = self.sse_deadline(sse);
+                }
+                return if conn.dead { Sent::Dead } else { Sent::All };
+            };
+            let descriptor = conn.descriptor();
             let Phase::Sse(sse) = &mut conn.phase else {
                 return Sent::All;
             };
-            if let Some((bytes, sent)) = sse.frame.take() {
-                match sys::send(conn.descriptor(), &bytes[sent..], false) {
-                    Ok(count) if sent + count < bytes.len() => {
-                        self.keep_frame(conn, bytes, sent + count);
-                        return Sent::Blocked;
-                    }
-                    Ok(_) => {}
-                    Err(error) if sys::would_block(&error) => {
-                        self.keep_frame(conn, bytes, sent);
-                        return Sent::Blocked;
-                    }
-                    Err(_) => return Sent::Dead,
-                }
-            }
-            if *frames >= FRAMES_PER_TURN {
-                // Others first; the socket is still writable, so the next round goes on here.
-                return Sent::Blocked;
-            }
-            *frames += 1;
-            self.pump_sse(conn);
-            if conn.dead {
-                return Sent::Dead;
-            }
-            let Phase::Sse(sse) = &conn.phase else {
+            let Some(under_way) = &mut sse.under_way else {
                 return Sent::All;
             };
-            conn.deadline_ms = self.sse_deadline(sse, false);
-            if sse.frame.is_none() {
+            let rest = &piece.bytes()[under_way.sent..];
+            let sent = match sys::send(descriptor, rest, false) {
+                Ok(count) => count,
+                Err(error) if sys::would_block(&error) => 0,
+                Err(_) => return Sent::Dead,
+            };
+            if sent < rest.len() {
+                under_way.sent += sent;
+                // Without room it is rendered again when the socket is writable.
+                if self.room_for_bodies() {
+                    under_way.kept = Some(Kept::new(piece, &self.engine.metrics));
+                }
+                return Sent::Blocked;
+            }
+            if sse.piece_is_sent() {
+                self.end_sse(conn);
                 return Sent::All;
             }
         }
-    }
-
-    fn keep_frame(&mut self, conn: &mut Conn, bytes: Arc<Vec<u8>>, sent: usize) {
-        if let Phase::Sse(sse) = &mut conn.phase {
-            sse.frame = Some((bytes, sent));
-        }
+        // Others first; the socket is still writable, so the next round goes on here.
+        Sent::Blocked
     }
 }
 

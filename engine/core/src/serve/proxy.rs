@@ -6,7 +6,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::error::ErrorCode;
-use crate::limits::{PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS};
+use crate::limits::{
+    CONNECTION_FREE_BYTES, PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS,
+};
 use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::{ChunkDecoder, Head, Method};
@@ -204,6 +206,12 @@ impl Reactor {
     }
 
     fn deliver(&mut self, upstream: Upstream) {
+        if upstream.response.len() > CONNECTION_FREE_BYTES && !self.room_for_replies() {
+            // It is here whole or not at all, and there is nothing to read it again from.
+            let detail = "Too many answers wait for clients that do not read them.";
+            let refusal = Refusal::with(ErrorCode::ServerBusy, detail);
+            return self.deliver_refusal(&upstream, refusal);
+        }
         let Some(mut conn) = self.take(upstream.conn) else {
             return;
         };

@@ -11,8 +11,8 @@ use crate::error::ErrorCode;
 use crate::limits::{EVENTS_MAX, RECEIVE_BYTES, SEND_PIECE_BYTES};
 use crate::model::StreamId;
 use crate::serve::conn::{Conn, Phase};
+use crate::serve::events::Piece;
 use crate::serve::listener::Listener;
-use crate::serve::live::SharedFrame;
 use crate::serve::pipeline::pool::Pipeline;
 use crate::serve::proxy::Upstreams;
 use crate::serve::respond::{self, Reply};
@@ -86,7 +86,8 @@ pub struct Reactor {
     pub watchers: HashMap<StreamId, Vec<u64>>,
     pub woken: Vec<Arc<Stream>>,
     pub flush_list: Vec<u64>,
-    pub shared_frame: Option<SharedFrame>,
+    /// Pieces of events that were rendered last, for the next readers at the same place.
+    pub pieces: VecDeque<Arc<Piece>>,
     pub upstreams: Upstreams,
     pub pipeline: Arc<Pipeline>,
     pub round_has_reads: bool,
@@ -137,7 +138,7 @@ impl Reactor {
             watchers: HashMap::new(),
             woken: Vec::new(),
             flush_list: Vec::new(),
-            shared_frame: None,
+            pieces: VecDeque::new(),
             upstreams: Upstreams::new(control_socket),
             pipeline,
             round_has_reads: false,
@@ -356,10 +357,9 @@ impl Reactor {
             let tokens = self.watchers.get(&stream.id).cloned().unwrap_or_default();
             for token in tokens {
                 if let Some(mut conn) = self.take(token) {
-                    match conn.phase {
-                        Phase::LongPoll(_) => self.finish_poll(&mut conn, false),
-                        Phase::Sse(_) => self.pump_sse(&mut conn),
-                        _ => {}
+                    // An event stream is asked for its next event by the sending.
+                    if matches!(conn.phase, Phase::LongPoll(_)) {
+                        self.finish_poll(&mut conn, false);
                     }
                     self.flush(&mut conn);
                     self.put_back_flushed(conn);
@@ -445,6 +445,7 @@ impl Reactor {
             Phase::LongPoll(_) => self.finish_poll(conn, true),
             Phase::Sse(_) => self.tick_sse(conn),
             Phase::Waiting(_) | Phase::Request if conn.blocked => self.give_up(conn),
+            Phase::Chunked(_) if conn.paused && conn.blocked => self.give_up(conn),
             // The log, the control plane or a worker is slow, not the client.
             Phase::Waiting(_) | Phase::Proxied | Phase::Working => {
                 conn.deadline_ms = self.now_ms + 1000

@@ -30,6 +30,7 @@ pub struct ReadPlan {
 }
 
 /// The part of a stream that one response carries.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     pub start: u64,
     pub end: u64,
@@ -283,6 +284,12 @@ impl Reactor {
         // The comma behind the last message is stored, but not sent.
         let comma = u64::from(json && stored > 0);
         let suffix = json.then_some(b']');
+        let sending = || Sending {
+            stream: Arc::clone(stream),
+            position: window.start,
+            end: window.end - comma,
+            suffix,
+        };
         if stored <= INLINE_BODY_BYTES {
             let copied = self.copy_body(&mut conn.output, stream, window);
             if copied.is_err() {
@@ -291,15 +298,12 @@ impl Reactor {
             copied?;
             conn.output.truncate(conn.output.len() - comma as usize);
             conn.output.extend(suffix);
+            if !self.room_for_bodies() {
+                self.send_or_forget(conn, sending());
+            }
             return Ok(Flow::Done);
         }
-        let sending = Sending {
-            stream: Arc::clone(stream),
-            position: window.start,
-            end: window.end - comma,
-            suffix,
-        };
-        conn.phase = Phase::Sending(Box::new(sending));
+        conn.phase = Phase::Sending(Box::new(sending()));
         Ok(Flow::Done)
     }
 

@@ -161,6 +161,7 @@ impl Reactor {
     pub fn begin_close(&mut self, conn: &mut Conn) {
         self.release_body(conn);
         conn.phase = Phase::Closing;
+        conn.paused = false;
         conn.input = Vec::new();
         conn.needed = 0;
         conn.deadline_ms =

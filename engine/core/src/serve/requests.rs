@@ -2,8 +2,8 @@
 
 use crate::error::ErrorCode;
 use crate::limits::{
-    HEAD_MAX_BYTES, OUTPUT_PAUSE_BYTES, PIPELINE_MAX, PIPELINE_REQUEST_MAX_BYTES,
-    PROXY_REQUEST_MAX_BYTES, STAGE_REQUEST_MAX_BYTES,
+    CONNECTION_FREE_BYTES, HEAD_MAX_BYTES, PIPELINE_REQUEST_MAX_BYTES, PROXY_REQUEST_MAX_BYTES,
+    STAGE_REQUEST_MAX_BYTES,
 };
 use crate::refusal::Refusal;
 use crate::serve::conn::{ChunkedBody, Conn, Phase};
@@ -17,7 +17,7 @@ use crate::shard::damage::Condition;
 use crate::shard::engine::Undone;
 
 /// Bodies above this count against the global bound while they arrive.
-const BODY_RESERVE_BYTES: usize = 64 * 1024;
+const BODY_RESERVE_BYTES: usize = CONNECTION_FREE_BYTES;
 /// Slower bodies run out of time.
 const BODY_MIN_BYTES_PER_MS: u64 = 64;
 /// A request that the log keeps waiting for longer is refused.
@@ -72,14 +72,19 @@ impl Reactor {
         self.work_on_input(conn);
     }
 
+    /// Goes on with a connection whose next request waited until output had left.
+    pub fn unpause(&mut self, conn: &mut Conn) {
+        conn.paused = false;
+        self.work_on_input(conn);
+    }
+
     /// Answers requests in order as long as they are whole. Returns how many bytes were used up.
     fn requests(&mut self, conn: &mut Conn, data: &[u8]) -> usize {
         let mut at = 0;
         loop {
             let takes_requests = matches!(conn.phase, Phase::Request | Phase::Chunked(_));
-            let full = conn.unsent() > OUTPUT_PAUSE_BYTES || conn.gate_count() >= PIPELINE_MAX;
-            if takes_requests && full {
-                self.pause(conn);
+            if takes_requests && self.is_full(conn) {
+                conn.paused = true;
                 return at;
             }
             match &mut conn.phase {
@@ -241,6 +246,8 @@ impl Reactor {
                     self.submit(conn, chunked.body);
                 } else if matches!(conn.phase, Phase::Waiting(_)) {
                     conn.phase = Phase::Waiting(Some(chunked));
+                } else if conn.paused {
+                    conn.phase = Phase::Chunked(chunked);
                 }
             }
             _ => self.refuse_bytes(conn, HttpError::BadRequest("the head changed")),
@@ -255,6 +262,10 @@ impl Reactor {
         if !writes && conn.gate_count() > 0 {
             // A read behind a write sees it, so it runs after the write's acknowledgement.
             self.wait_for_commit(conn, None);
+            return false;
+        }
+        if !writes && self.is_full_for_reads(conn) {
+            conn.paused = true;
             return false;
         }
         // HTTP/1.0 clients expect to be told about keep-alive; closing says the same to all of them.
@@ -303,15 +314,6 @@ impl Reactor {
         conn.body_since_ms
             + self.engine.config.body_timeout_ms
             + received as u64 / BODY_MIN_BYTES_PER_MS
-    }
-
-    /// Enough is under way for this connection; its next request waits until some of it has left.
-    fn pause(&mut self, conn: &mut Conn) {
-        let kept = match std::mem::replace(&mut conn.phase, Phase::Request) {
-            Phase::Chunked(chunked) => Some(chunked),
-            _ => None,
-        };
-        self.wait_for_commit(conn, kept);
     }
 
     pub fn wait_for_commit(&mut self, conn: &mut Conn, kept: Option<Box<ChunkedBody>>) {

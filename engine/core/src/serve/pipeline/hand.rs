@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::limits::TIGHT_OUTPUT_BYTES;
 use crate::serve::conn::{Conn, Handing, Phase};
 use crate::serve::http::{Head, Known};
 use crate::serve::pipeline::pool::{Finished, Outcome};
@@ -77,6 +78,11 @@ impl Reactor {
             return self.put_back(conn);
         }
         let start = conn.output.len();
+        let inline_max = if self.room_for_bodies() {
+            INLINE_BODY_BYTES
+        } else {
+            TIGHT_OUTPUT_BYTES as u64
+        };
         let reply = Reply {
             date: &self.date,
             cors: false,
@@ -101,7 +107,7 @@ impl Reactor {
                     respond::number_header(out, "Content-Length", length);
                     out.extend_from_slice(b"\r\n");
                 }
-                if length > INLINE_BODY_BYTES {
+                if length > inline_max {
                     handing = Some(Handing {
                         pieces: answer.body.into(),
                         sent: 0,

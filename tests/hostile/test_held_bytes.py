@@ -1,0 +1,247 @@
+"""What the server holds for clients that do not read is bounded together, and costs nobody who reads."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from support.http import Api, Connection, request_bytes
+from support.server import Server
+from support.sse import Event, EventStream
+
+KIB = 1 << 10
+MIB = 1 << 20
+TEXT = {"Content-Type": "text/plain"}
+BUDGET = 32 * MIB
+# Allocators keep some of what they were given back; the server's own buffers are of this order, too.
+SLACK = 40 * MIB
+PER_CONNECTION = 20 * KIB
+
+
+@pytest.fixture
+def tight(start_server: Callable[..., Server]) -> Server:
+    return start_server(settings={"client_bytes_max": BUDGET, "send_timeout_ms": 120_000})
+
+
+def stalled(api: Api, requests: bytes) -> Connection:
+    """Sends requests and reads nothing into a receive buffer that is as small as it can be."""
+    connection = Connection.__new__(Connection)
+    connection.deadline_s = 60.0
+    connection._buffer = bytearray()
+    connection._ended = False
+    connection.socket = socket.socket()
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.socket.connect(("127.0.0.1", api.server.port))
+    connection.send(requests)
+    return connection
+
+
+@contextmanager
+def crowd(api: Api, requests: bytes, count: int) -> Iterator[list[Connection]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(stalled(api, requests)) for _ in range(count)]
+
+
+def settled_metric(api: Api, name: str) -> int:
+    """The value of a counter when it has stopped to grow."""
+    until = time.monotonic() + 60
+    before, same = -1, 0
+    while same < 5:
+        assert time.monotonic() < until, f"{name} still grows"
+        value = api.metric(name)
+        same = same + 1 if value == before else 0
+        before = value
+        time.sleep(0.02)
+    return before
+
+
+def works_for_others(api: Api, path: str) -> None:
+    other = f"{path}/other"
+    assert api.put(other, b"x" * 60_000).status == 201
+    with api.connect() as connection:
+        for number in range(20):
+            append = connection.request("POST", Api.target(other), TEXT, b"%05d" % number)
+            assert append.status == 204
+            answer = connection.request("GET", Api.target(other))
+            assert answer.body[-5:] == b"%05d" % number
+        connection.send(request_bytes("GET", Api.target(other)) * 20)
+        for _ in range(20):
+            assert len(connection.read_response().body) == 60_100
+    assert api.call("GET", "/-/health").status == 200
+
+
+def test_pipelined_reads_that_nobody_takes_are_not_kept(
+    tight: Server, path: str, full: bool
+) -> None:
+    api = Api(tight, deadline_s=60.0)
+    body = bytes(65 + number * number % 26 for number in range(60_000))
+    api.put(path, body)
+    count = 6000 if full else 600
+    works_for_others(api, path)
+    before = tight.rss_bytes()
+    with crowd(api, request_bytes("GET", Api.target(path)) * 100, count) as clients:
+        settled_metric(api, "millstream_reads_total")
+        assert tight.rss_bytes() - before < BUDGET + SLACK + count * PER_CONNECTION
+        assert api.metric("millstream_client_bytes") < BUDGET + MIB
+        assert api.metric("millstream_client_bytes_full_total") > 0
+        works_for_others(api, f"{path}/meanwhile")
+        for reader in (*clients[:3], *clients[-3:]):
+            reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
+            for _ in range(100):
+                assert reader.read_response().body == body
+    api.wait_for_metric("millstream_connections", 1)
+    assert api.metric("millstream_client_bytes") == 0
+
+
+def test_acknowledgements_that_nobody_takes_are_not_kept(
+    tight: Server, path: str, full: bool
+) -> None:
+    api = Api(tight, deadline_s=60.0)
+    api.put(path)
+    count, depth = (1000, 2500) if full else (150, 2500)
+    # For a page of another origin acknowledgements are twice as long.
+    page = {**TEXT, "Origin": "http://page.example"}
+    append = request_bytes("POST", Api.target(path), page, b"x")
+    before = tight.rss_bytes()
+    with ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(stalled(api, append))
+            client.socket.setblocking(False)
+            # As much as the sockets take.
+            left = memoryview(append * depth)
+            while left:
+                try:
+                    left = left[client.socket.send(left) :]
+                except BlockingIOError:
+                    break
+        settled_metric(api, "millstream_appends_total")
+        assert tight.rss_bytes() - before < BUDGET + SLACK + count * PER_CONNECTION
+        works_for_others(api, path)
+
+
+def test_input_that_waits_behind_a_stalled_answer_is_not_kept(
+    tight: Server, path: str, full: bool
+) -> None:
+    api = Api(tight, deadline_s=60.0)
+    api.put(path, b"y" * 60_000)
+    count = 4000 if full else 500
+    get = request_bytes("GET", Api.target(path), {"X-Padding": "p" * 8000})
+    before = tight.rss_bytes()
+    with ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(stalled(api, get))
+            client.socket.setblocking(False)
+            try:
+                client.socket.send(get * 40)
+            except BlockingIOError:
+                continue
+        settled_metric(api, "millstream_reads_total")
+        assert tight.rss_bytes() - before < BUDGET + SLACK + count * 2 * PER_CONNECTION
+        works_for_others(api, path)
+
+
+def record_of(kind: str, size: int) -> bytes:
+    if kind == "application/json":
+        items = [{"number": number, "text": "line\nbreak \r\n" * 20} for number in range(size // 450)]
+        return json.dumps(items, indent=1).encode()
+    if kind == "text/plain":
+        line = b"text without an end " * 12
+        return b"".join(b" %d\r\n\n\r  x\n%b\n" % (i, line) for i in range(size // 260))
+    return bytes(range(256)) * (size // 256) + b"end"
+
+
+def matches(kind: str, event: Event, record: bytes) -> bool:
+    if kind == "application/json":
+        return bool(event.json() == json.loads(record))
+    if kind == "text/plain":
+        return event.data == record.decode().replace("\r\n", "\n").replace("\r", "\n")
+    return event.decoded() == record
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/octet-stream"])
+def test_large_events_that_nobody_takes_are_not_kept(
+    tight: Server, path: str, full: bool, kind: str
+) -> None:
+    api = Api(tight, deadline_s=60.0)
+    record = record_of(kind, 15 * MIB)
+    api.put(path, b"" if kind != "application/json" else b"[]", kind)
+    assert api.post(path, record, kind).status == 204
+    count = 100 if full else 24
+    before = tight.rss_bytes()
+    request = request_bytes("GET", Api.target(path, offset="-1", live="sse"))
+    with crowd(api, request, count) as clients:
+        api.wait_for_metric("millstream_sse_subscribers", count)
+        assert api.call("GET", "/-/health").status == 200
+        settled_metric(api, "millstream_read_bytes_total")
+        assert tight.rss_bytes() - before < BUDGET + SLACK + count * PER_CONNECTION
+        works_for_others(api, f"{path}/other")
+        for reader in clients[:: count - 1]:
+            reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MIB)
+            head = reader.read_head()
+            events = EventStream(reader, head)
+            data = next_event_of_many_pieces(events)
+            assert matches(kind, data, record)
+            assert events.control()["upToDate"] is True
+        late = f"{path}/late"
+        api.put(late, content_type="text/plain")
+        assert api.post(late, b"on time").status == 204
+    api.wait_for_metric("millstream_sse_subscribers", 0)
+
+
+def next_event_of_many_pieces(events: EventStream) -> Event:
+    """The next event; unlike `EventStream.next` it looks at each byte once."""
+    pieces: list[bytes] = []
+    seen = b""
+    for piece in events._pieces:
+        pieces.append(piece)
+        if b"\n\n" in seen[-1:] + piece:
+            break
+        seen = piece
+    events._pending = b"".join(pieces)
+    return events.next()
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/octet-stream"])
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_large_record_reaches_its_readers_whole(
+    shared: Api, path: str, kind: str, version: int
+) -> None:
+    record = record_of(kind, 700 * KIB)
+    shared.put(path, b"" if kind != "application/json" else b"[]", kind)
+    shared.post(path, record, kind)
+    shared.post(path, b'"next"', kind)
+    shared.close_stream(path)
+    target = Api.target(path, offset="-1", live="sse")
+    with shared.connect() as connection:
+        connection.send(f"GET {target} HTTP/1.{version}\r\nHost: x\r\n\r\n".encode())
+        head = connection.read_head()
+        assert (head.get("transfer-encoding") == "chunked") == (version == 1)
+        events = list(EventStream(connection, head))
+    assert [event.kind for event in events] == ["data", "control"] * 2
+    assert matches(kind, events[0], record)
+    assert matches(kind, events[2], b'"next"' if kind != "application/json" else b'["next"]')
+    assert "streamClosed" not in events[1].json()
+    assert events[3].json()["streamClosed"] is True
+
+
+def test_readers_of_one_large_record_share_its_pieces(tight: Server, path: str) -> None:
+    api = Api(tight, deadline_s=30.0)
+    api.put(path, content_type="application/octet-stream")
+    readers = [EventStream.open(api, path) for _ in range(12)]
+    for reader in readers:
+        reader.control()
+    record = record_of("application/octet-stream", 2 * MIB)
+    before = api.metric("millstream_read_bytes_total")
+    assert api.post(path, record, "application/octet-stream").status == 204
+    for reader in readers:
+        data = next_event_of_many_pieces(reader)
+        assert base64.b64decode(data.data) == record
+        assert reader.control()["upToDate"] is True
+        reader.connection.close()
+    assert api.metric("millstream_read_bytes_total") - before < len(readers) * len(record)
