@@ -148,7 +148,9 @@ def test_input_that_waits_behind_a_stalled_answer_is_not_kept(
 
 def record_of(kind: str, size: int) -> bytes:
     if kind == "application/json":
-        items = [{"number": number, "text": "line\nbreak \r\n" * 20} for number in range(size // 450)]
+        items = [
+            {"number": number, "text": "line\nbreak \r\n" * 20} for number in range(size // 450)
+        ]
         return json.dumps(items, indent=1).encode()
     if kind == "text/plain":
         line = b"text without an end " * 12

@@ -147,10 +147,7 @@ def test_an_event_stream_ends_behind_the_event_under_way(api: Api, path: str) ->
         b"GET /-/hea",
         b"GET /-/health HTTP/1.1\r\nHost: x\r\n",
         b"POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 9\r\n\r\nhalf",
-        (
-            b"POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
-        ),
+        b"POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
     ],
     ids=["line", "head", "body", "chunks"],
 )
