@@ -201,12 +201,6 @@ pub fn is_committer(id: &[u8]) -> bool {
     id.first() == Some(&COMMITTER_MARK)
 }
 
-impl ProducerTag<'_> {
-    pub fn is_committer(&self) -> bool {
-        is_committer(self.id)
-    }
-}
-
 impl<'a> AppendExtra<'a> {
     pub fn flags(&self) -> u8 {
         (if self.producer.is_some() {

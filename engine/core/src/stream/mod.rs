@@ -14,5 +14,6 @@ pub mod line;
 pub mod memory;
 pub mod messages;
 pub mod offsets;
+pub mod producers;
 pub mod snapshot;
 pub mod state;

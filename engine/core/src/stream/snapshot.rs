@@ -20,7 +20,8 @@ use crate::stream::damage;
 use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::line::Line;
-use crate::stream::state::{ClosedBy, Expiry, Fork, Life, ProducerState, Producers, StreamState};
+use crate::stream::producers::{ProducerState, Producers};
+use crate::stream::state::{ClosedBy, Expiry, Fork, Life, StreamState};
 
 const VERSION: u8 = 2;
 const CLOSED: u8 = 1;
@@ -293,12 +294,12 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
         state.stream_seq = Some(reader.short()?.into());
     }
     if flags & PRODUCERS != 0 {
-        let mut producers = Producers::new();
+        let mut producers = Producers::default();
         for _ in 0..reader.u32()? {
-            let id = reader.short()?.into();
+            let id = reader.short()?;
             let (epoch, last_seq) = (reader.u64()?, reader.u64()?);
             let (last_time_ms, stream_epoch) = (reader.u64()?, reader.u64()?);
-            producers.insert(
+            producers.remember(
                 id,
                 ProducerState {
                     epoch,

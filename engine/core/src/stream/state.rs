@@ -11,16 +11,16 @@
 //! - `I-STATE-3` `visible` never goes back, and never passes what the class's watermark has reached.
 //! - `I-STATE-4` `last_time_ms` and index times never decrease.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::codec::{AppendExtra, ProducerTag, is_committer};
-use crate::limits::{COMMITTERS_PER_STREAM_MAX, DAMAGED_RANGES_MAX, PRODUCERS_PER_STREAM_MAX};
+use crate::codec::{AppendExtra, ProducerTag};
+use crate::limits::DAMAGED_RANGES_MAX;
 use crate::model::{Adopted, Class, Extent, IndexEntry, StreamId};
 use crate::stream::damage;
 use crate::stream::hot::Hot;
 use crate::stream::line::{Line, Mark};
 use crate::stream::memory::Counted;
+use crate::stream::producers::{ProducerState, Producers};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -89,16 +89,6 @@ pub struct Fork {
     pub line: Line,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProducerState {
-    pub epoch: u64,
-    pub last_seq: u64,
-    /// For forgetting the one that was silent longest.
-    pub last_time_ms: u64,
-    /// Epoch of the stream at its last append: a newer one means that its newest appends may be lost.
-    pub stream_epoch: u64,
-}
-
 /// The producer tuple that closed the stream: its retry is a duplicate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClosedBy {
@@ -112,8 +102,6 @@ impl ClosedBy {
         &*self.id == tag.id && self.epoch == tag.epoch && self.seq == tag.seq
     }
 }
-
-pub type Producers = HashMap<Box<[u8]>, ProducerState>;
 
 #[derive(Debug)]
 pub struct StreamState {
@@ -500,24 +488,15 @@ impl StreamState {
     }
 
     fn remember_producer(&mut self, tag: &ProducerTag<'_>, time_ms: u64, stream_epoch: u64) {
-        let producers = self.producers.get_or_insert_with(Box::default);
-        if producers.len() >= PRODUCERS_PER_STREAM_MAX.min(COMMITTERS_PER_STREAM_MAX)
-            && !producers.contains_key(tag.id)
-        {
-            make_room(producers, tag.is_committer());
-        }
         let state = ProducerState {
             epoch: tag.epoch,
             last_seq: tag.seq,
             last_time_ms: time_ms,
             stream_epoch,
         };
-        match producers.get_mut(tag.id) {
-            Some(known) => *known = state,
-            None => {
-                producers.insert(tag.id.into(), state);
-            }
-        }
+        self.producers
+            .get_or_insert_default()
+            .remember(tag.id, state);
     }
 
     pub fn producer(&self, id: &[u8]) -> Option<ProducerState> {
@@ -532,35 +511,6 @@ impl StreamState {
             closed: self.closed,
         };
     }
-}
-
-/// Committers do not give way to appenders, nor the other way: each kind has its own bound.
-fn make_room(producers: &mut Producers, committers: bool) {
-    let of_kind = |id: &[u8]| is_committer(id) == committers;
-    let count = producers.keys().filter(|id| of_kind(id)).count();
-    let bound = if committers {
-        COMMITTERS_PER_STREAM_MAX
-    } else {
-        PRODUCERS_PER_STREAM_MAX
-    };
-    if count >= bound {
-        forget_oldest(producers, &of_kind);
-    }
-}
-
-/// Drops the quietest quarter at once, so that a flood of ids costs amortised constant time.
-fn forget_oldest(producers: &mut Producers, of_kind: &dyn Fn(&[u8]) -> bool) {
-    let times = producers.iter().filter(|(id, _)| of_kind(id));
-    let mut times: Vec<u64> = times.map(|(_, state)| state.last_time_ms).collect();
-    let cut_at = times.len() / 4;
-    let (_, cut, _) = times.select_nth_unstable(cut_at);
-    let cut = *cut;
-    let mut excess = cut_at + 1;
-    producers.retain(|id, state| {
-        let drop = of_kind(id) && state.last_time_ms <= cut && excess > 0;
-        excess -= usize::from(drop);
-        !drop
-    });
 }
 
 /// An append as its frame describes it.
@@ -589,24 +539,6 @@ pub struct AppliedAdopt<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn forgetting_producers_keeps_the_recent_ones() {
-        let mut producers = Producers::new();
-        for number in 0..1000u64 {
-            let state = ProducerState {
-                epoch: 0,
-                last_seq: 0,
-                last_time_ms: number,
-                stream_epoch: 0,
-            };
-            producers.insert(number.to_le_bytes().into(), state);
-        }
-        forget_oldest(&mut producers, &|_| true);
-        assert!(producers.len() < 1000 && producers.len() >= 700);
-        assert!(producers.contains_key(&999u64.to_le_bytes()[..]));
-        assert!(!producers.contains_key(&0u64.to_le_bytes()[..]));
-    }
 
     #[test]
     fn damage_that_may_pass_is_seen_and_not_kept() {
