@@ -45,6 +45,8 @@ metrics! {
     reads "counter" "millstream_reads_total" "Catch-up, long-poll and SSE reads started.";
     read_bytes "counter" "millstream_read_bytes_total" "Body bytes handed to readers.";
     fork_lookups "counter" "millstream_fork_lookups_total" "Ancestors that reads of forks have looked up.";
+    list_looks "counter" "millstream_list_looks_total" "Streams that listings have looked at.";
+    searched_bytes "counter" "millstream_message_search_bytes_total" "Bytes that requests have searched for where a message begins.";
     requests "counter" "millstream_requests_total" "HTTP requests parsed.";
     refusals "counter" "millstream_refusals_total" "Requests answered with an error.";
     connections "gauge" "millstream_connections" "Open connections.";

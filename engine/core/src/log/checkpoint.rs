@@ -104,11 +104,15 @@ impl std::fmt::Display for CheckpointError {
 impl Checkpoint<'_> {
     /// Writes everything changed before `staged`. Afterwards the log is needed only behind it.
     pub fn run(&self) -> Result<(), CheckpointError> {
-        let mut dirty = self.directory.take_dirty();
         // By id: a path's removal comes before its next incarnation. Once: taking a stream twice would drop
         // what the first time took.
-        dirty.sort_by_key(|stream| stream.id);
-        dirty.dedup_by_key(|stream| stream.id);
+        let dirty = self.directory.take_dirty();
+        let result = self.write(&dirty);
+        self.directory.dirty_written();
+        result
+    }
+
+    fn write(&self, dirty: &[Arc<Stream>]) -> Result<(), CheckpointError> {
         let mut chunks = dirty.chunks(CHECKPOINT_CHUNK_STREAMS).peekable();
         if chunks.peek().is_none() {
             return self.commit(&[], &[], 0, true);
@@ -324,6 +328,7 @@ impl Checkpoint<'_> {
         }
         state.flushing = None;
         if entry.snapshot.is_some() {
+            entry.stream.set_catalogued();
             state.extents = Arc::new(entry.extents.clone());
             if entry.hot.is_some() || entry.keeps {
                 state.cold_records = entry.records;

@@ -11,23 +11,26 @@
 
 use crate::report;
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, HashMap, HashSet, hash_map::RandomState};
+use std::collections::{HashMap, HashSet, hash_map::RandomState};
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::log::catalog::{Catalog, CatalogError};
 use crate::log::damaged::Damaged;
+use crate::log::dirty::Dirty;
 use crate::log::endings::Endings;
+use crate::log::interned::Interned;
 use crate::metrics::Metrics;
 use crate::model::{ContentType, StreamId};
 use crate::stream::handle::Stream;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
 
-const SLOTS: usize = 64;
+/// Many: whoever goes through all streams holds one of the locks at a time, and reactors wait for it.
+const SLOTS: usize = 1024;
 
 pub struct Directory {
     catalog: Arc<Catalog>,
@@ -36,8 +39,8 @@ pub struct Directory {
     by_id: Vec<Mutex<HashMap<StreamId, Arc<Stream>>>>,
     hasher: RandomState,
     /// Streams changed since they were last written to the catalog.
-    dirty: Mutex<Vec<Arc<Stream>>>,
-    content_types: RwLock<HashMap<Box<str>, Arc<ContentType>>>,
+    dirty: Dirty,
+    content_types: Interned,
     pub damaged: Damaged,
     /// Where streams ended that are here no more.
     pub endings: Endings,
@@ -77,8 +80,8 @@ impl Directory {
             by_path: (0..SLOTS).map(|_| Mutex::default()).collect(),
             by_id: (0..SLOTS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
-            dirty: Mutex::default(),
-            content_types: RwLock::default(),
+            dirty: Dirty::default(),
+            content_types: Interned::default(),
             evicted_stamp: AtomicU64::new(0),
         }
     }
@@ -150,6 +153,7 @@ impl Directory {
         let decoded = snapshot::unseal(value)
             .and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
         if let Some(stream) = &decoded {
+            stream.set_catalogued();
             stream.lock().give_expiry_slack();
         }
         decoded
@@ -221,13 +225,13 @@ impl Directory {
     /// so that a checkpoint which sees the frame also sees the stream.
     pub fn mark_dirty(&self, stream: &Arc<Stream>, dirty: &mut bool) {
         if !std::mem::replace(dirty, true) {
-            self.dirty.lock().push(Arc::clone(stream));
+            self.dirty.push(stream);
         }
     }
 
     /// Puts streams that are still marked dirty back into the list.
     pub fn requeue(&self, streams: &[Arc<Stream>]) {
-        self.dirty.lock().extend_from_slice(streams);
+        self.dirty.requeue(streams);
     }
 
     /// After replay: renewals are logged only now and then, so what was not logged is given back.
@@ -245,25 +249,28 @@ impl Directory {
         }
     }
 
-    pub fn take_dirty(&self) -> Vec<Arc<Stream>> {
-        std::mem::take(&mut self.dirty.lock())
+    /// What a checkpoint shall write; [`Directory::dirty_written`] follows.
+    pub fn take_dirty(&self) -> Arc<Vec<Arc<Stream>>> {
+        self.dirty.take()
+    }
+
+    pub fn dirty_written(&self) {
+        self.dirty.written();
     }
 
     pub fn dirty_count(&self) -> usize {
-        self.dirty.lock().len()
+        self.dirty.count()
     }
 
-    /// Streams in memory below a prefix and behind a path: for listings they override the catalog.
-    pub fn in_memory(&self, prefix: &str, after: &str) -> BTreeMap<Box<str>, Arc<Stream>> {
-        let mut found = BTreeMap::new();
-        for slot in &self.by_path {
-            let slot = slot.lock();
-            let matching = slot
-                .iter()
-                .filter(|entry| entry.0.path.starts_with(prefix) && &*entry.0.path > after);
-            found.extend(matching.map(|entry| (entry.0.path.clone(), Arc::clone(&entry.0))));
-        }
-        found
+    /// Paths behind `after` that the catalog may not know, in order: the first `count` or fewer.
+    pub fn new_paths(&self, prefix: &str, after: &str, count: usize) -> Vec<Arc<Stream>> {
+        self.dirty.new_streams(prefix, after, count)
+    }
+
+    /// The stream at a path if it is in memory: then it says more than the catalog.
+    pub fn cached(&self, path: &str) -> Option<Arc<Stream>> {
+        let slot = self.path_slot(path).lock();
+        slot.get(path).map(|found| Arc::clone(&found.0))
     }
 
     /// Newest stamp of a change that memory does not know of any more.
@@ -359,20 +366,8 @@ impl Directory {
         }
     }
 
-    /// One shared object per content type: most streams have one of a few.
     pub fn intern(&self, text: &str) -> Arc<ContentType> {
-        if let Some(known) = self.content_types.read().get(text) {
-            return Arc::clone(known);
-        }
-        let mut types = self.content_types.write();
-        if types.len() > 1024 {
-            types.retain(|_, value| Arc::strong_count(value) > 1);
-        }
-        Arc::clone(
-            types
-                .entry(text.into())
-                .or_insert_with(|| Arc::new(ContentType::new(text))),
-        )
+        self.content_types.get(text)
     }
 
     pub fn catalog(&self) -> &Catalog {

@@ -1,4 +1,5 @@
-//! Listing and describing streams: a range scan of the catalog, overridden by what memory knows.
+//! Listing and describing streams: a range scan of the catalog, overridden by what memory knows, and of the streams that
+//! are too new for the catalog. A page costs what is on it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,38 +33,60 @@ impl Engine {
     pub fn list(&self, prefix: &str, after: &str, limit: usize) -> Result<Vec<StreamInfo>, Undone> {
         let limit = limit.min(LIST_MAX);
         let reserved = prefix.starts_with("__ds");
-        let memory = self.directory.in_memory(prefix, after);
-        let mut merged: BTreeMap<Box<str>, StreamInfo> = BTreeMap::new();
+        let hidden = |path: &str| !reserved && path.starts_with("__ds/");
+        // New streams first: one that a checkpoint writes meanwhile is in the catalog then.
+        let mut page = self.list_new(prefix, after, limit, &hidden);
         let mut stored = 0;
         self.directory.catalog().scan(
             prefix.as_bytes(),
             after.as_bytes(),
             usize::MAX,
             &mut |path, value| {
+                self.metrics.list_looks.add(1);
                 let Ok(path) = std::str::from_utf8(path) else {
                     return true;
                 };
-                if memory.contains_key(path) || (!reserved && path.starts_with("__ds/")) {
+                if hidden(path) {
                     return true;
                 }
-                let decoded = snapshot::unseal(value)
-                    .and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
-                if let Some(info) = decoded.and_then(|stream| self.describe(&Arc::new(stream))) {
-                    merged.insert(path.into(), info);
+                let decode = || {
+                    let bytes = snapshot::unseal(value)?;
+                    snapshot::decode(bytes, |text| self.directory.intern(text)).map(Arc::new)
+                };
+                let stream = self.directory.cached(path).or_else(decode);
+                if let Some(info) = stream.and_then(|stream| self.describe(&stream)) {
+                    page.insert(path.into(), info);
                     stored += 1;
                 }
                 stored < limit
             },
         )?;
-        for (path, stream) in memory {
-            if !reserved && path.starts_with("__ds/") {
-                continue;
-            }
-            if let Some(info) = self.describe(&stream) {
-                merged.insert(path, info);
+        Ok(page.into_values().take(limit).collect())
+    }
+
+    /// The first streams that the catalog may not know.
+    fn list_new(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+        hidden: &dyn Fn(&str) -> bool,
+    ) -> BTreeMap<Box<str>, StreamInfo> {
+        let mut page = BTreeMap::new();
+        let mut from: Box<str> = after.into();
+        while page.len() < limit {
+            let some = self.directory.new_paths(prefix, &from, limit);
+            let Some(last) = some.last() else { break };
+            from.clone_from(&last.path);
+            self.metrics.list_looks.add(some.len() as u64);
+            for path in some.iter().map(|stream| &stream.path) {
+                let current = (!hidden(path)).then(|| self.directory.cached(path));
+                if let Some(info) = current.flatten().and_then(|stream| self.describe(&stream)) {
+                    page.insert(path.clone(), info);
+                }
             }
         }
-        Ok(merged.into_values().take(limit).collect())
+        page
     }
 
     /// What there is to say about a live stream whose creation is final; `None` for others.
@@ -93,3 +116,7 @@ impl Engine {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "list_tests.rs"]
+mod tests;

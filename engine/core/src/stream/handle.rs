@@ -1,7 +1,7 @@
 //! The shared handle of a stream: what never changes beside the lock around what does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -19,6 +19,8 @@ pub struct Stream {
     watchers: AtomicU64,
     /// Whether the change feed's globs match: their version times two, plus the answer.
     feed_match: AtomicU64,
+    /// Whether the catalog has an entry of it.
+    catalogued: AtomicBool,
 }
 
 impl Stream {
@@ -37,7 +39,16 @@ impl Stream {
             state: Mutex::new(state),
             watchers: AtomicU64::new(0),
             feed_match: AtomicU64::new(0),
+            catalogued: AtomicBool::new(false),
         }
+    }
+
+    pub fn is_catalogued(&self) -> bool {
+        self.catalogued.load(Ordering::Acquire)
+    }
+
+    pub fn set_catalogued(&self) {
+        self.catalogued.store(true, Ordering::Release);
     }
 
     pub fn lock(&self) -> MutexGuard<'_, StreamState> {

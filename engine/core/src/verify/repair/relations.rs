@@ -39,7 +39,11 @@ impl Side {
 }
 
 pub fn mend(directory: &Directory, repaired: &mut Repaired) -> Result<(), CatalogError> {
-    let changed = directory.in_memory("", "");
+    let changed: BTreeMap<Box<str>, Arc<Stream>> = directory
+        .cached_below("")
+        .into_iter()
+        .map(|stream| (stream.path.clone(), stream))
+        .collect();
     let view = directory.catalog().view()?;
     let mut forks: HashMap<StreamId, u32> = HashMap::new();
     each(&view, &changed, &mut |side| {
