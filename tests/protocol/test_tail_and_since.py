@@ -9,6 +9,8 @@ import time
 import pytest
 
 from support.http import Api
+from support.pipeline import Pipeline
+from support.server import Server
 from support.sse import EventStream
 
 
@@ -107,3 +109,70 @@ def test_since_after_a_restart(api: Api, path: str) -> None:
 def test_since_that_is_no_time_is_refused(shared: Api, numbered: str, value: str) -> None:
     answer = shared.get(numbered, since=value)
     assert (answer.status, answer.code) == (400, "bad_request")
+
+
+SEARCHED = "millstream_message_search_bytes_total"
+SEARCH_MAX_BYTES = 256 * 1024
+
+
+@pytest.fixture(scope="module")
+def large(shared_server: Server) -> tuple[Api, str, list[object]]:
+    """A stream whose second append is an array of many messages, some of them long."""
+    api, path = Api(shared_server, deadline_s=30.0), "t/large-array"
+    messages: list[object] = [{"n": number, "s": 'a "quote", [and] more'} for number in range(90_000)]
+    messages[70_000] = "x" * 400_000
+    messages[89_998] = ["y" * 300_000]
+    assert api.put(path, b"[0,1]", "application/json").status == 201
+    body = json.dumps(messages).encode()
+    assert len(body) > 4_000_000
+    assert api.post(path, body, "application/json").status == 204
+    return api, path, [0, 1, *messages]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 100, 20_001, 20_002, 50_000, 90_000, 90_001])
+def test_last_messages_of_a_large_append_are_found_without_searching_it(
+    large: tuple[Api, str, list[object]], count: int
+) -> None:
+    api, path, messages = large
+    before = api.metric(SEARCHED)
+    answer = api.get(path, tail=count)
+    assert api.metric(SEARCHED) - before <= SEARCH_MAX_BYTES
+    found = answer.json()
+    while answer.get("stream-up-to-date") != "true":
+        answer = api.get(path, offset=answer.offset)
+        found += answer.json()
+    assert found == messages[-count:]
+
+
+@pytest.mark.parametrize("count", [1, 70_000, 70_001, 89_999, 90_000])
+def test_a_fork_takes_along_messages_of_a_large_append(
+    large: tuple[Api, str, list[object]], path: str, count: int
+) -> None:
+    api, source, messages = large
+    headers = {
+        "Stream-Forked-From": Api.target(source),
+        "Stream-Fork-Offset": Pipeline(api).place(source, number=2)["offset"],
+        "Stream-Fork-Sub-Offset": str(count),
+    }
+    before = api.metric(SEARCHED)
+    assert api.put(path, b"", None, headers).status == 201
+    assert api.metric(SEARCHED) - before <= SEARCH_MAX_BYTES
+    answer = api.get(path, offset="-1")
+    found = answer.json()
+    while answer.get("stream-up-to-date") != "true":
+        answer = api.get(path, offset=answer.offset)
+        found += answer.json()
+    assert found == messages[: count + 2]
+
+
+def test_a_sub_offset_beyond_a_large_append_is_refused(
+    large: tuple[Api, str, list[object]], path: str
+) -> None:
+    api, source, _ = large
+    headers = {
+        "Stream-Forked-From": Api.target(source),
+        "Stream-Fork-Offset": Pipeline(api).place(source, number=2)["offset"],
+        "Stream-Fork-Sub-Offset": "90001",
+    }
+    answer = api.put(path, b"", None, headers)
+    assert (answer.status, answer.code) == (400, "fork_offset_invalid")

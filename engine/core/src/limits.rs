@@ -59,6 +59,11 @@ pub const SUSPECTS_MAX: usize = 65_536;
 pub const FORK_PIECES_MAX: usize = 64;
 /// Streams of a chain that a request purges itself; the rest of the chain is left to maintenance.
 pub const PURGES_PER_REQUEST_MAX: usize = 16;
+/// Appends of more than this many bytes are searched for their messages by a thread, and how many of them are remembered
+/// (or wait for it) with points in steps of so many bytes.
+pub const MARKED_APPEND_MIN_BYTES: u64 = 256 * 1024;
+pub const MARKED_APPENDS_MAX: usize = 1024;
+pub const MARK_STEP_BYTES: u32 = 64 * 1024;
 /// Files kept open by the cold store.
 pub const OPEN_FILES_MAX: usize = 256;
 

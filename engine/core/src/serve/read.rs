@@ -60,6 +60,12 @@ impl Reactor {
                 .renew_for_read(&stream, &mut state, self.wall_ms);
             query
         };
+        // What fails here fails again below, and is told there.
+        if let Some(count) = query.tail
+            && matches!(self.engine.last_is_at_hand(&stream, count), Ok(false))
+        {
+            return Err(Undone::Wait);
+        }
         self.engine.metrics.reads.add(1);
         self.round_has_reads = true;
         let engine = Arc::clone(&self.engine);

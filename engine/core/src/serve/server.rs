@@ -40,6 +40,7 @@ struct Threads {
     log: Vec<JoinHandle<()>>,
     maintenance: Option<JoinHandle<()>>,
     scrub: Option<JoinHandle<()>>,
+    marks: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -74,6 +75,8 @@ impl Server {
             crate::serve::sys::give_way();
             scrubbing.run_scrub()
         })?);
+        let marking = Arc::clone(&engine);
+        threads.marks = Some(spawn("marks", move || marking.run_marks())?);
         Ok(Server {
             engine,
             listener,
@@ -138,6 +141,10 @@ impl Server {
         }
         for worker in threads.workers.drain(..) {
             join(worker, "pipeline");
+        }
+        self.engine.marks.stop();
+        if let Some(thread) = threads.marks.take() {
+            join(thread, "marks");
         }
         self.engine.maintenance.stop();
         self.engine.directory.damaged.stop();

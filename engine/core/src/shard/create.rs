@@ -237,6 +237,9 @@ impl Engine {
             .map_err(|error| Undone::refused(self.read_failed(error)))?;
         let (prefix, prefix_records) = match fork.sub_offset {
             0 => (Vec::new(), 0),
+            _ if matches!(self.prefix_is_at_hand(&source, anchor), Ok(false)) => {
+                return Err(Undone::Wait);
+            }
             count => self
                 .sub_offset_prefix(&source, anchor, count)
                 .map_err(Undone::refused)?,

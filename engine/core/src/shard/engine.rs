@@ -40,6 +40,7 @@ pub struct Engine {
     highest_epoch: AtomicU64,
     pub stopping: AtomicBool,
     pub maintenance: crate::shard::maintain::Maintenance,
+    pub marks: crate::shard::marks::Marks,
     pub stages: Stages,
     /// Highest log file generation in use.
     pub highest_generation: AtomicU64,
@@ -111,6 +112,7 @@ impl Engine {
             highest_epoch: AtomicU64::new(highest_epoch),
             stopping: AtomicBool::new(false),
             maintenance: crate::shard::maintain::Maintenance::default(),
+            marks: crate::shard::marks::Marks::default(),
             stages: Stages::default(),
             highest_generation: AtomicU64::new(highest_generation),
             first_generation: highest_generation,

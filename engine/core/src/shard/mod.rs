@@ -18,6 +18,7 @@ mod lineage;
 pub mod list;
 pub mod local;
 pub mod maintain;
+pub mod marks;
 pub mod pull;
 pub mod read;
 pub mod scrub;

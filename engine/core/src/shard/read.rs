@@ -16,10 +16,10 @@ use crate::log::cold::Piece;
 use crate::model::{Extent, IndexEntry, Media};
 use crate::refusal::Refusal;
 use crate::shard::engine::Engine;
+use crate::shard::marks::Append;
 use crate::shard::staged::WholeAppends;
 use crate::stream::handle::Stream;
 use crate::stream::hot::{FilePart, Hot, SharedBytes};
-use crate::stream::json;
 use crate::stream::offsets;
 use crate::stream::state::StreamState;
 
@@ -343,43 +343,55 @@ impl Engine {
             .ok_or_else(|| io::Error::other("no index entry at a visible position"))
     }
 
+    /// Number of the first of the last `count` visible records; `None` where that is the beginning or the tail.
+    fn number_of_last(&self, stream: &Arc<Stream>, count: u64) -> Option<u64> {
+        let records = stream.lock().visible.records;
+        let number = records.saturating_sub(count.min(TAIL_RECORDS_MAX));
+        (number > 0 && number < records).then_some(number)
+    }
+
     /// Position where the last `count` visible records begin.
     pub fn position_of_last(&self, stream: &Arc<Stream>, count: u64) -> io::Result<u64> {
         let visible = stream.lock().visible;
-        let count = count.min(TAIL_RECORDS_MAX);
-        if count == 0 {
-            return Ok(visible.tail);
+        match self.number_of_last(stream, count) {
+            Some(number) => self.position_of_record(stream, number),
+            None if count == 0 => Ok(visible.tail),
+            None => Ok(0),
         }
-        if count >= visible.records {
-            return Ok(0);
-        }
-        let wanted = visible.records - count;
-        self.position_of_record(stream, wanted)
+    }
+
+    /// Whether that takes no long search. If not, it will soon.
+    pub fn last_is_at_hand(&self, stream: &Arc<Stream>, count: u64) -> io::Result<bool> {
+        let Some(number) = self.number_of_last(stream, count) else {
+            return Ok(true);
+        };
+        let (append, skip) = self.append_with_record(stream, number)?;
+        Ok(skip == 0 || self.at_hand(&append))
+    }
+
+    /// The append that holds a record, and how many of its messages come before that.
+    fn append_with_record(&self, stream: &Arc<Stream>, number: u64) -> io::Result<(Append, u64)> {
+        let owner = self.owner_of_record(stream, number)?;
+        let entry = self.own_entry(&owner, Key::Records(number + 1))?;
+        let end = entry.ok_or_else(no_entry)?.end;
+        let start = self.boundary_at_or_before(&owner, end - 1)?;
+        let skip = if owner.content_type.media == Media::Json {
+            number.saturating_sub(self.records_at(&owner, start)?)
+        } else {
+            0
+        };
+        Ok((Append { owner, start, end }, skip))
     }
 
     /// Position where the record with this number (from 0) begins. Inside an append of several JSON messages
     /// the bytes themselves say where.
     fn position_of_record(&self, stream: &Arc<Stream>, number: u64) -> io::Result<u64> {
-        let owner = self.owner_of_record(stream, number)?;
-        let missing = || io::Error::other("no index entry for a visible record");
-        let entry = self
-            .own_entry(&owner, Key::Records(number + 1))?
-            .ok_or_else(missing)?;
-        let append_start = self.boundary_at_or_before(&owner, entry.end - 1)?;
-        if self.damage_start(&owner, append_start, entry.end)? < entry.end {
+        let (append, skip) = self.append_with_record(stream, number)?;
+        if self.damage_start(&append.owner, append.start, append.end)? < append.end {
             // Which bytes the record has cannot be told; the reader gets the gap.
-            return Ok(append_start);
+            return Ok(append.start);
         }
-        let records_before = self.records_at(&owner, append_start)?;
-        let skip = number.saturating_sub(records_before) as usize;
-        if skip == 0 || owner.content_type.media != Media::Json {
-            return Ok(append_start);
-        }
-        let bytes = self.read_range(&owner, append_start, entry.end)?;
-        let end = json::message_ends(&bytes)
-            .nth(skip - 1)
-            .ok_or_else(missing)?;
-        Ok(append_start + end as u64)
+        self.message_start(&append, skip)?.ok_or_else(no_entry)
     }
 
     /// Position where the first append at or after a time begins.
@@ -393,6 +405,25 @@ impl Engine {
         }
     }
 
+    /// The append that follows `anchor`, which is before the visible tail.
+    fn append_behind(&self, stream: &Arc<Stream>, anchor: u64) -> io::Result<Append> {
+        let (owner, _) = self.owner_of(stream, anchor)?;
+        let end = self.boundary_after(stream, anchor)?;
+        Ok(Append {
+            owner,
+            start: anchor,
+            end,
+        })
+    }
+
+    /// Whether [`Engine::sub_offset_prefix`] takes no long search. If not, it will soon.
+    pub fn prefix_is_at_hand(&self, stream: &Arc<Stream>, anchor: u64) -> io::Result<bool> {
+        if anchor >= stream.lock().visible.tail || self.damage_end(stream, anchor)?.is_some() {
+            return Ok(true);
+        }
+        Ok(self.at_hand(&self.append_behind(stream, anchor)?))
+    }
+
     /// The first `count` units (bytes, or JSON messages) of the append that follows `anchor`: what a fork with
     /// a sub-offset takes along. Returns the bytes and how many records they are.
     pub fn sub_offset_prefix(
@@ -401,6 +432,7 @@ impl Engine {
         anchor: u64,
         count: u64,
     ) -> Result<(Vec<u8>, u32), Refusal> {
+        let failed = |error| self.read_failed(error);
         let beyond = || {
             Refusal::with(
                 ErrorCode::ForkOffsetInvalid,
@@ -411,33 +443,31 @@ impl Engine {
         if anchor >= tail {
             return Err(beyond());
         }
-        let damaged = self.damage_end(stream, anchor);
-        if damaged.map_err(|error| self.read_failed(error))?.is_some() {
+        if self.damage_end(stream, anchor).map_err(failed)?.is_some() {
             return Err(Refusal::with(
                 ErrorCode::ForkOffsetInvalid,
                 "The append that Stream-Fork-Sub-Offset counts in is damaged.",
             ));
         }
-        let end = self
-            .boundary_after(stream, anchor)
-            .map_err(|error| self.read_failed(error))?
-            .min(tail);
-        if stream.content_type.media != Media::Json && count > end - anchor {
+        let append = self.append_behind(stream, anchor).map_err(failed)?;
+        let json = stream.content_type.media == Media::Json;
+        let (cut, records) = if json {
+            let records = u32::try_from(count).map_err(|_| beyond())?;
+            let cut = self.message_start(&append, count).map_err(failed)?;
+            (cut.ok_or_else(beyond)?, records)
+        } else {
+            (anchor.saturating_add(count), 1)
+        };
+        if cut > append.end.min(tail) {
             return Err(beyond());
         }
-        let bytes = self
-            .read_range(stream, anchor, end)
-            .map_err(|error| self.read_failed(error))?;
-        if stream.content_type.media != Media::Json {
-            return Ok((bytes[..count as usize].to_vec(), 1));
-        }
-        let wanted = usize::try_from(count)
-            .ok()
-            .and_then(|count| count.checked_sub(1))
-            .ok_or_else(beyond)?;
-        let cut = json::message_ends(&bytes).nth(wanted).ok_or_else(beyond)?;
-        Ok((bytes[..cut].to_vec(), count as u32))
+        let bytes = self.first_bytes(&append, cut).map_err(failed)?;
+        Ok((bytes, records))
     }
+}
+
+fn no_entry() -> io::Error {
+    io::Error::other("no index entry for a visible record")
 }
 
 /// The part in a staged pack that holds the byte at `position`, with the appends that `len` bytes from there cover.

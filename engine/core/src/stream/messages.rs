@@ -7,7 +7,10 @@
 //! quotes by a running exclusive-or; brackets outside of strings move the depth; a comma at depth 0 ends a message.
 //! Only brackets are looked at one by one, and commas where the depth is 0.
 
+use crate::limits::MARK_STEP_BYTES;
+
 const BLOCK: usize = 64;
+const _: () = assert!((MARK_STEP_BYTES as usize).is_multiple_of(BLOCK));
 
 /// One bit per byte of a block.
 struct Masks {
@@ -21,16 +24,44 @@ struct Masks {
 /// Appends the ends (exclusive, just behind the comma) of the messages in `wire` to `ends`.
 /// Bytes of another origin give meaningless ends, but inside the slice and increasing.
 pub fn message_ends_into(wire: &[u8], ends: &mut Vec<u32>) {
-    let mut scanner = Scanner::default();
-    let (blocks, rest) = wire.as_chunks::<BLOCK>();
-    for block in blocks {
-        scanner.step(block, ends);
+    Scanner::default().scan(wire, ends);
+}
+
+/// A place between two messages: so many end before it.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Point {
+    pub messages: u32,
+    pub end: u32,
+}
+
+/// Points of `wire` from its begin to its last message, a bounded way apart; a message that is longer than that has one on
+/// either side.
+pub fn points(wire: &[u8]) -> Vec<Point> {
+    let mut points = vec![Point::default()];
+    let (mut scanner, mut ends) = (Scanner::default(), Vec::new());
+    let mut last = Point::default();
+    // A part is a multiple of a block.
+    for part in wire.chunks(MARK_STEP_BYTES as usize) {
+        scanner.scan(part, &mut ends);
+        for end in ends.drain(..) {
+            let next = Point {
+                messages: last.messages + 1,
+                end,
+            };
+            let known = points.last().map_or(0, |point| point.end);
+            if next.end - last.end >= MARK_STEP_BYTES && known < last.end {
+                points.push(last);
+            }
+            last = next;
+            if last.end - points.last().map_or(0, |point| point.end) >= MARK_STEP_BYTES {
+                points.push(last);
+            }
+        }
     }
-    if !rest.is_empty() {
-        let mut block = [b' '; BLOCK];
-        block[..rest.len()].copy_from_slice(rest);
-        scanner.step(&block, ends);
+    if points.last() != Some(&last) {
+        points.push(last);
     }
+    points
 }
 
 #[derive(Default)]
@@ -44,6 +75,19 @@ struct Scanner {
 }
 
 impl Scanner {
+    /// Goes on with the next bytes: whole blocks, or the last ones.
+    fn scan(&mut self, wire: &[u8], ends: &mut Vec<u32>) {
+        let (blocks, rest) = wire.as_chunks::<BLOCK>();
+        for block in blocks {
+            self.step(block, ends);
+        }
+        if !rest.is_empty() {
+            let mut block = [b' '; BLOCK];
+            block[..rest.len()].copy_from_slice(rest);
+            self.step(&block, ends);
+        }
+    }
+
     #[inline]
     fn step(&mut self, block: &[u8; BLOCK], ends: &mut Vec<u32>) {
         let masks = masks(block);
@@ -244,6 +288,33 @@ mod tests {
         let ends = fast(&noise);
         assert!(ends.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(ends.last().is_none_or(|end| *end <= noise.len()));
+    }
+
+    #[test]
+    fn points_are_ends_and_not_far_apart() {
+        let long = "x".repeat(3 * MARK_STEP_BYTES as usize);
+        let mut messages: Vec<String> = (0..60_000).map(|n| format!("{{\"n\":{n}}}")).collect();
+        messages.insert(30_000, format!("\"{long}\""));
+        messages.push(format!("[\"{long}\"]"));
+        let mut wire = Vec::new();
+        let body = format!("[{}]", messages.join(","));
+        json::flatten_into(body.as_bytes(), &mut wire).expect("valid");
+        let mut ends = vec![0];
+        message_ends_into(&wire, &mut ends);
+        let points = points(&wire);
+        assert!(
+            points
+                .iter()
+                .all(|point| ends[point.messages as usize] == point.end)
+        );
+        assert_eq!(
+            points.last().map(|point| point.end as usize),
+            Some(wire.len())
+        );
+        for pair in points.windows(2) {
+            let far = pair[1].end - pair[0].end > 2 * MARK_STEP_BYTES;
+            assert!(!far || pair[1].messages - pair[0].messages == 1, "{pair:?}");
+        }
     }
 
     fn value() -> impl Strategy<Value = serde_json::Value> {
