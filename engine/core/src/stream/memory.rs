@@ -8,7 +8,8 @@
 use crate::metrics::{Counter, Metrics};
 use crate::model::Extent;
 use crate::stream::handle::Stream;
-use crate::stream::state::{Life, ProducerState, StreamState};
+use crate::stream::producers::ProducerState;
+use crate::stream::state::{Life, StreamState};
 
 /// A stream's handle with its state, a path of usual length, and its places in the directory.
 const STREAM_MEMORY_BYTES: u64 = size_of::<Stream>() as u64 + 160;
