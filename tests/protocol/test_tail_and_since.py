@@ -119,7 +119,9 @@ SEARCH_MAX_BYTES = 256 * 1024
 def large(shared_server: Server) -> tuple[Api, str, list[object]]:
     """A stream whose second append is an array of many messages, some of them long."""
     api, path = Api(shared_server, deadline_s=30.0), "t/large-array"
-    messages: list[object] = [{"n": number, "s": 'a "quote", [and] more'} for number in range(90_000)]
+    messages: list[object] = [
+        {"n": number, "s": 'a "quote", [and] more'} for number in range(90_000)
+    ]
     messages[70_000] = "x" * 400_000
     messages[89_998] = ["y" * 300_000]
     assert api.put(path, b"[0,1]", "application/json").status == 201
