@@ -72,7 +72,7 @@ def test_a_target_that_is_named_no_more_is_called_no_more(
     for name in ("address", "name"):
         eventually(lambda name=name: subscriptions.get(name)["status"] == "failed", "it shows")
         assert subscriptions.get(name)["last_error"] == "not delivered"
-    eventually(lambda: "webhook_allow" in server.log(), "the log says how to allow it")
+    server.wait_for_log("webhook_allow")
     receiver.expect_silence(0.2)
 
 
@@ -110,5 +110,5 @@ def test_a_client_learns_nothing_of_why_a_webhook_did_not_arrive(
     assert told == {"not delivered"}
     # The operator is told all of it.
     for detail in ("answered 500", "answered 307", "no answer within", "Errno 111"):
-        eventually(lambda detail=detail: detail in server.log(), detail)
+        server.wait_for_log(detail)
     assert subscriptions.api.metric("millstream_webhook_failures_total") >= len(targets)

@@ -43,7 +43,7 @@ def check_failed_state(server: Server, api: Api, path: str, acknowledged: int) -
     assert ready.get("retry-after") is not None
     assert api.call("GET", "/-/health").status in (200, 503)
     assert api.metric("millstream_wal_failed") == 1
-    assert "takes no more writes until a restart" in server.log()
+    server.wait_for_log("takes no more writes until a restart")
     for answer in (
         api.post(path, b"later"),
         api.put("another", b"x"),

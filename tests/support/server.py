@@ -74,6 +74,7 @@ class Server:
         self.url = ""
         self.port = 0
         self._log: deque[str] = deque(maxlen=LOG_LINES_KEPT)
+        self._logged = threading.Condition()
         self._ended_on_purpose = False
         self.process = self._spawn(deadline_s)
 
@@ -135,7 +136,9 @@ class Server:
     def _read_output(self, process: subprocess.Popen[str], listening: threading.Event) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self._log.append(line.rstrip("\n"))
+            with self._logged:
+                self._log.append(line.rstrip("\n"))
+                self._logged.notify_all()
             found = LISTENING.search(line)
             if found and not listening.is_set():
                 self.url, self.port = found["url"], int(found["port"])
@@ -222,6 +225,12 @@ class Server:
 
     def log(self) -> str:
         return "\n".join(list(self._log)[-200:])
+
+    def wait_for_log(self, text: str, deadline_s: float = 10.0) -> None:
+        """Until the server has printed it: a line comes through a pipe, after what it tells of."""
+        with self._logged:
+            if not self._logged.wait_for(lambda: text in self.log(), deadline_s):
+                raise ServerError(f"did not print {text!r} within {deadline_s} s\n{self.log()}")
 
     def connect(self, deadline_s: float = 10.0) -> Connection:
         return Connection("127.0.0.1", self.port, deadline_s=deadline_s)
