@@ -42,8 +42,8 @@ pub enum Keep {
     Taken,
 }
 
-/// What readers may see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+/// What readers may see. Ordered: of two that were said about a stream the higher one holds, whoever comes later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Visible {
     pub tail: u64,
     pub records: u64,
