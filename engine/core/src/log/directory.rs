@@ -308,7 +308,7 @@ impl Directory {
     }
 
     /// Streams in memory that have expired. Those that expire always are in memory.
-    pub fn expiring(&self, now_ms: u64) -> Vec<Arc<Stream>> {
+    pub fn expiring(&self, now_ms: u64, steady_ms: u64) -> Vec<Arc<Stream>> {
         let mut found = Vec::new();
         for slot in &self.by_path {
             let slot = slot.lock();
@@ -319,7 +319,7 @@ impl Directory {
                             && entry
                                 .0
                                 .try_lock()
-                                .is_some_and(|state| state.expired(now_ms))
+                                .is_some_and(|state| state.expired(now_ms, steady_ms))
                     })
                     .map(|entry| Arc::clone(&entry.0)),
             );

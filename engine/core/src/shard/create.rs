@@ -50,7 +50,7 @@ impl Engine {
         let found = self.directory.get(path)?;
         if let Some(stream) = &found {
             let mut state = stream.lock();
-            if state.expired(now_ms) {
+            if self.has_expired(&state, now_ms) {
                 self.expire(stream, &mut state, now_ms)?;
             }
             match state.life {
@@ -173,7 +173,7 @@ impl Engine {
         let source = self.directory.get(fork.source_path)?.ok_or_else(missing)?;
         let (anchor, time_ms) = {
             let mut state = source.lock();
-            if state.expired(now_ms) {
+            if self.has_expired(&state, now_ms) {
                 self.expire(&source, &mut state, now_ms)?;
             }
             let gate = self.reveal_gate(&state);
@@ -294,6 +294,7 @@ impl Engine {
             .as_ref()
             .and_then(|state| state.expiry.as_deref());
         initial.expiry = initial_expiry(request, source_expiry, now_ms);
+        self.note_access(&mut initial);
         if let (Some(point), Some(source), Some(asked)) = (&fork, &source_state, &request.fork) {
             self.begin_as_fork(&mut initial, point, source, asked);
         }

@@ -455,7 +455,7 @@ impl Engine {
     }
 
     pub fn sweep_expired(&self, now_ms: u64) {
-        for stream in self.directory.expiring(now_ms) {
+        for stream in self.directory.expiring(now_ms, self.steady_ms()) {
             match self.sweep(&stream, now_ms) {
                 Ok(true) => self.shard.kick(),
                 Ok(false) => {}

@@ -93,7 +93,7 @@ impl Engine {
                 }
                 continue;
             }
-            if state.life != Life::Live || state.expired(self.now_ms()) {
+            if state.life != Life::Live || self.has_expired(&state, self.now_ms()) {
                 return Ok(None);
             }
             return Ok(Some(look(&mut state)));

@@ -268,6 +268,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
             inherited,
             last_access_ms: access,
             logged_access_ms: access,
+            steady_access_ms: 0,
         }));
     }
     if flags & FORK != 0 {
