@@ -225,16 +225,16 @@ impl Engine {
         };
         if !self
             .is_boundary(&source, anchor)
-            .map_err(|error| Undone::refused(self.read_failed(error)))?
+            .map_err(|error| Undone::refused(self.read_failed(&source, error)))?
         {
             return Err(invalid());
         }
         let records = self
             .records_at(&source, anchor)
-            .map_err(|error| Undone::refused(self.read_failed(error)))?;
+            .map_err(|error| Undone::refused(self.read_failed(&source, error)))?;
         let line = self
             .line_below(&source, anchor, time_ms)
-            .map_err(|error| Undone::refused(self.read_failed(error)))?;
+            .map_err(|error| Undone::refused(self.read_failed(&source, error)))?;
         let (prefix, prefix_records) = match fork.sub_offset {
             0 => (Vec::new(), 0),
             _ if matches!(self.prefix_is_at_hand(&source, anchor), Ok(false)) => {
