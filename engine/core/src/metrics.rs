@@ -93,8 +93,10 @@ metrics! {
     control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
     control_waiting "gauge" "millstream_control_waiting" "Requests to the control plane that wait for slow work; each kind has its own bound.";
     control_crowded "counter" "millstream_control_crowded_total" "Requests refused because too many of their kind were waiting.";
-    webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver took.";
-    webhook_failures "counter" "millstream_webhook_failures_total" "Webhook requests that were not delivered, or not allowed; each is tried again.";
+    subscription_links "gauge" "millstream_subscription_links" "Streams that subscriptions follow, counted once for each subscription.";
+    subscription_offsets "gauge" "millstream_subscription_offsets" "Those of them that take memory of their own: the subscription has not acknowledged everything.";
+    webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver accepted.";
+    webhook_failures "counter" "millstream_webhook_failures_total" "Webhook requests that were not delivered, or not allowed; each is retried.";
 }
 
 /// A relaxed atomic number.
