@@ -91,7 +91,9 @@ impl Directory {
     pub fn recall_endings(&self) -> Result<(), CatalogError> {
         match self.endings.recall(self.catalog.endings()?) {
             0 => {}
-            count => report!("the ends of {count} removed streams do not decode and are forgotten"),
+            count => report!(
+                "the last offsets of {count} deleted streams could not be decoded and were dropped"
+            ),
         }
         Ok(())
     }

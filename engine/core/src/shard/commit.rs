@@ -502,7 +502,7 @@ impl Shard {
         report!("the log failed and takes no more writes until a restart: {error}");
         // Pages that a failed sync has dropped look as if they had never been written.
         if let Err(error) = leave_failed_mark(&*self.doors.disk) {
-            report!("the mark of the failure could not be left: {error}");
+            report!("the failure could not be recorded in the data directory: {error}");
         }
         self.ring_all();
     }

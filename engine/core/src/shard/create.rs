@@ -261,7 +261,7 @@ impl Engine {
             .map_err(|refusal| refuse(refusal.sentence().to_owned()))?;
         if start.gap.is_some_and(|gap| gap.certain) {
             return Err(refuse(format!(
-                "Offset {offset} lies in a gap of the source."
+                "Offset {offset} is in a gap of the source."
             )));
         }
         Ok(start.position)

@@ -164,7 +164,7 @@ impl Engine {
         };
         match looked {
             Ok(faults) => self.record(owner, &faults),
-            Err(error) => report!("a failed read could not be looked into: {error}"),
+            Err(error) => report!("a failed read could not be investigated: {error}"),
         }
     }
 
@@ -195,7 +195,7 @@ impl Engine {
         match (looked, self.owner_of(stream, position)) {
             (Ok(()), Ok((owner, _))) => self.directory.damaged.suspect(owner.id),
             (Err(error), _) | (_, Err(error)) => {
-                report!("a failed read could not be looked into: {error}");
+                report!("a failed read could not be investigated: {error}");
             }
         }
     }

@@ -85,7 +85,7 @@ impl Engine {
                 let gate = Gate::synced(state.control_sequence);
                 drop(state);
                 if !self.shard.wait_for(gate, PATIENCE) {
-                    let detail = "What the stream is cannot be told: the log does not get on.";
+                    let detail = "The stream's state is not final yet: the log made no progress while the request waited.";
                     return Err(Undone::refused(Refusal::with(
                         ErrorCode::ServerBusy,
                         detail,

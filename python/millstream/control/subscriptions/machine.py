@@ -140,7 +140,7 @@ class Machine:
                 raise Refused(
                     409,
                     "SUBSCRIPTION_ALREADY_EXISTS",
-                    f"subscription {id!r} exists with another configuration",
+                    f"subscription {id!r} exists with a different configuration",
                 )
             if existing.base_url != base_url:
                 self._emit(outcome, e.Rebased(id, base_url))

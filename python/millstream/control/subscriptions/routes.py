@@ -100,7 +100,9 @@ class SubscriptionRoutes:
         subscription, token, views = await self._manager.claim(_id(request), worker)
         wake = subscription.wake
         if wake is None:  # deleted streams or an expired lease took it away before we could answer
-            raise Refused(409, "NO_PENDING_WORK", "the work vanished while it was claimed")
+            raise Refused(
+                409, "NO_PENDING_WORK", "the pending work was removed while it was being claimed"
+            )
         return JsonResponse(
             {
                 "wake_id": wake.wake_id,

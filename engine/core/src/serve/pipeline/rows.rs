@@ -174,7 +174,7 @@ impl Walk<'_> {
         if !course.json || ends.len() as u64 != entry.records - course.base {
             return Err(Refusal::with(
                 ErrorCode::Internal,
-                format!("The records of the append at {begins} cannot be told apart."),
+                format!("The append at {begins} cannot be split into records."),
             ));
         }
         let mut outcome = Stretch::Done;

@@ -361,7 +361,7 @@ fn begin(
         engine.doubt(stream, end.position).map_err(failed)?;
         return Err(Refusal::with(
             ErrorCode::OffsetInvalid,
-            "No append of this stream ends where the range does.",
+            "The range does not end where an append of this stream ends.",
         ));
     }
     // An end in an older epoch than the bytes there: nothing behind the position belongs to the range.
