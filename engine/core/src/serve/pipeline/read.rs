@@ -113,7 +113,11 @@ fn parse_range(number: usize, asked: AskedRange<'_>) -> Result<Range, Refusal> {
     }
     let incarnation = asked.incarnation.map(|text| {
         let id = text.parse().map(StreamId);
-        id.map_err(|_| bad(format!("ranges[{number}]: the incarnation is not a number.")))
+        id.map_err(|_| {
+            bad(format!(
+                "ranges[{number}]: the incarnation is not a number."
+            ))
+        })
     });
     Ok(Range {
         stream: asked.stream.into_owned(),
