@@ -13,6 +13,7 @@ a known tail is the stream's base; a subscription has an offset of its own exact
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -25,18 +26,16 @@ from millstream.control.subscriptions.offsets import is_pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
 
+@dataclass(slots=True, eq=False)
 class Group:
-    """The streams that have the same owners."""
+    """The streams that have the same owners. `key` is the XOR of the owners' tokens, and names no other set."""
 
-    __slots__ = ("following", "owners", "paths")
-
-    def __init__(self, owners: frozenset[str]) -> None:
-        self.owners = owners
-        self.paths: dict[str, None] = {}
-        # Where its streams went last and for whom: they mostly go together, and sets are slow to compare.
-        self.following: tuple[str, Group] | None = None
+    key: int
+    owners: set[str]
+    paths: dict[str, None]
 
 
 @dataclass(slots=True)
@@ -58,7 +57,8 @@ class State:
         self.explicit: dict[str, int] = {}  # path -> how many subscriptions link it explicitly
         self.links = 0  # of all subscriptions together
         self.offsets = 0  # those of them that take memory of their own
-        self._groups: dict[frozenset[str], Group] = {}
+        self._groups: dict[int, Group] = {}
+        self._tokens: dict[str, int] = {}
 
     def apply(self, event: e.Event) -> None:
         if isinstance(event, e.Created):
@@ -113,7 +113,7 @@ class State:
         known = self.streams.get(path)
         return known.tail if known is not None else None
 
-    def owners_of(self, path: str) -> frozenset[str]:
+    def owners_of(self, path: str) -> AbstractSet[str]:
         known = self.streams.get(path)
         return known.group.owners if known is not None else frozenset()
 
@@ -154,6 +154,8 @@ class State:
         self.subscriptions[event.id] = Subscription(
             event.id, event.uid, config, event.base_url, event.at_ms, event.generation
         )
+        # Random, so that no choice of ids makes two sets of them look the same.
+        self._tokens[event.id] = secrets.randbits(128)
         if config.pattern is not None:
             self.globs.add(config.pattern, event.id)
 
@@ -163,6 +165,7 @@ class State:
         if subscription.config.pattern is not None:
             self.globs.remove(subscription.config.pattern, subscription.id)
         del self.subscriptions[subscription.id]
+        del self._tokens[subscription.id]
 
     def _link(self, subscription: Subscription, path: str, acked: str, explicit: bool) -> None:
         known = self.streams.get(path)
@@ -174,7 +177,7 @@ class State:
         subscription.linked += 1
         self.links += 1
         if known is None:
-            known = self.streams[path] = Known(path, self._group(frozenset()), acked)
+            known = self.streams[path] = Known(path, Group(0, set(), {path: None}), acked)
         self._move(known, subscription.id)
         self._keep(subscription, known, acked)
 
@@ -189,7 +192,7 @@ class State:
         self.links -= 1
         self._move(known, subscription.id)
         if not known.group.owners:
-            del known.group.paths[path]
+            del self._groups[known.group.key]
             del self.streams[path]
 
     def _keep(self, subscription: Subscription, known: Known, acked: str) -> None:
@@ -210,20 +213,18 @@ class State:
     def _move(self, known: Known, id: str) -> None:  # noqa: A002
         """Puts a stream into the group with this owner more, or less if it has it."""
         group = known.group
-        if group.following is None or group.following[0] != id or not group.following[1].paths:
-            group.following = (id, self._group(group.owners ^ {id}))
-        known.group = group.following[1]
-        known.group.paths[known.path] = None
-        group.paths.pop(known.path, None)
+        key = group.key ^ self._tokens[id]
+        target = self._groups.get(key)
+        del group.paths[known.path]
         if not group.paths:
-            group.following = None
-            self._groups.pop(group.owners, None)
-
-    def _group(self, owners: frozenset[str]) -> Group:
-        group = self._groups.get(owners)
-        if group is None:
-            group = self._groups[owners] = Group(owners)
-        return group
+            self._groups.pop(group.key, None)
+        if target is None:
+            # A group that nobody else is in can become the next one: most sets on the way are nobody's.
+            owners = group.owners if not group.paths else group.owners.copy()
+            owners ^= {id}
+            target = self._groups[key] = Group(key, owners, {})
+        target.paths[known.path] = None
+        known.group = target
 
     def _count_explicit(self, path: str, change: int) -> None:
         count = self.explicit.get(path, 0) + change
