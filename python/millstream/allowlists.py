@@ -62,30 +62,34 @@ def _place(entry: str) -> Place:
     else:
         host, colon, port_text = entry.partition(":")
         if colon and not port_text:
-            raise ValueError(f"{entry!r} has no port behind its colon")
+            raise ValueError(f"{entry!r} has no port after its colon")
     port = _port(entry, port_text) if port_text else None
     try:
         network = ipaddress.ip_network(host)
     except ValueError as error:
         numeric = host.rstrip(".").rpartition(".")[2].isdigit()
         if bracketed or numeric or "/" in host or not HOST_NAME.fullmatch(host):
-            raise ValueError(f"{entry!r} is no address, network or host name: {error}") from error
+            raise ValueError(
+                f"{entry!r} is not an address, network or host name: {error}"
+            ) from error
         return Place(None, host.rstrip("."), port)
     if network.is_multicast or network.is_unspecified:
-        raise ValueError(f"{entry!r} is no address that can be called")
+        raise ValueError(f"{entry!r} is not an address that can be called")
     return Place(network, "", port)
 
 
 def _port(entry: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:6]) <= 65535:
-        raise ValueError(f"{entry!r} has a port that is none")
+        raise ValueError(f"{entry!r} has an invalid port")
     return int(text)
 
 
 def _origin(entry: str) -> str:
     match = _ORIGIN.fullmatch(entry)
     if match is None:
-        raise ValueError(f"{entry!r} is no origin: scheme and host, such as https://app.example")
+        raise ValueError(
+            f"{entry!r} is not an origin; write scheme and host, such as https://app.example"
+        )
     scheme, host, port = match.groups()
     if port is None or _port(entry, port) == _DEFAULT_PORTS[scheme]:
         return f"{scheme}://{host}"  # browsers leave the usual port out

@@ -27,7 +27,7 @@
         ├── Conflict              the request contradicts the state of the stream
         │   ├── StreamClosed      the stream takes no more records
         │   ├── StreamRecreated   the stream was deleted and created anew
-        │   ├── StreamConflict    the stream exists with another configuration
+        │   ├── StreamConflict    the stream exists with a different configuration
         │   ├── ContentTypeMismatch
         │   ├── SequenceConflict  `seq` is not greater than the last one
         │   ├── ProducerGap       a producer sequence number was skipped
@@ -263,7 +263,7 @@ class StreamRecreated(Conflict):
 
 
 class StreamConflict(Conflict):
-    """The stream exists with another configuration."""
+    """The stream exists with a different configuration."""
 
     code = "stream_conflict"
 

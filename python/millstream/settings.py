@@ -153,7 +153,7 @@ class Settings:
     )
     durability: str = _row(
         "fsync",
-        "class of streams that ask for none",
+        "durability class of streams that do not name one",
         kind=Kind.CHOICE,
         group="server",
         choices=DURABILITY_CLASSES,
@@ -166,7 +166,7 @@ class Settings:
     )
     public_url: str = _row(
         "",
-        "URL under which clients reach this server, if a proxy stands before it",
+        "URL at which clients reach this server, if it is behind a proxy",
         kind=Kind.TEXT,
         group="server",
     )
@@ -218,7 +218,7 @@ class Settings:
     )
     client_bytes_max: int = _size(
         64 * MIB,
-        "bytes buffered for clients that do not take their answers; beyond it they get smaller pieces",
+        "bytes buffered for clients that do not read their responses; beyond it they get smaller pieces",
         group="limits",
         minimum=16 * MIB,
         maximum=1024 * GIB,
@@ -233,7 +233,7 @@ class Settings:
         60_000, "time a connection may stay silent between requests", group="limits"
     )
     send_timeout_ms: int = _milliseconds(
-        30_000, "time a client may refuse to take a response", group="limits"
+        30_000, "time a client may stop reading a response", group="limits"
     )
     disk_sync_ms: int = _milliseconds(
         20, "how long an acknowledged `disk` append may stay unsynced", group="storage"
@@ -277,7 +277,7 @@ class Settings:
     )
     scrub_interval_s: int = _count(
         24 * 60 * 60,
-        "seconds from the beginning of one check of everything to the next",
+        "seconds from the start of one full check to the start of the next",
         group="storage",
         minimum=1,
         maximum=365 * 24 * 60 * 60,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from control.conftest import ROOT, Subscriptions, eventually
+from support.server import Server
 
 ZERO = "0000000000000000_0000000000000000"
 
@@ -106,3 +107,25 @@ def test_the_same_configuration_confirms_and_another_conflicts(
     assert again.status == 200
     other = subscriptions.put("s", **same, streams=["a"], description="d")
     assert (other.status, other.json()["error"]["code"]) == (409, "SUBSCRIPTION_ALREADY_EXISTS")
+
+
+def test_links_are_counted_and_take_memory_only_while_something_is_outstanding(
+    server: Server, subscriptions: Subscriptions
+) -> None:
+    for number in range(5):
+        subscriptions.create(f"events/{number}", b"[1]")
+    for name in ("s", "t", "u"):
+        subscriptions.pull(name)
+    api = subscriptions.api
+
+    def kept() -> tuple[int, int]:
+        links = api.metric("millstream_subscription_links")
+        return links, api.metric("millstream_subscription_offsets")
+
+    assert kept() == (15, 0)
+    subscriptions.append("events/3")
+    eventually(lambda: kept() == (15, 3), "three of them have something to acknowledge")
+    server.restart()
+    eventually(lambda: kept() == (15, 3), "as before the restart")
+    assert subscriptions.call("DELETE", f"{ROOT}t").status == 204
+    assert kept() == (10, 2)

@@ -59,6 +59,25 @@ def test_item_25_stalled_readers_hold_up_nobody(server: Server, api: Api, path: 
         reader.close()
 
 
+def test_a_stream_deleted_under_a_stalled_reader_is_no_read_error(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    # The window is larger than what two sockets hold, so that most of the body is read after the delete.
+    server = start_server(settings={"read_window_bytes": 16 * MIB})
+    api = Api(server)
+    fill(api, path, 16)
+    reader = stalled_reader(api, Api.target(path, offset="-1"))
+    head = reader.read_head()
+    assert (head.status, head["content-length"]) == (200, str(16 * MIB))
+    assert api.delete(path).status == 204
+    with pytest.raises((Truncated, Closed)):
+        for _ in reader.body_pieces(head):
+            pass
+    reader.close()
+    assert api.metric("millstream_read_errors_total") == 0
+    assert "broke off" not in server.log()
+
+
 def test_item_26_slow_heads_and_bodies_are_timed_out(
     start_server: Callable[..., Server], path: str
 ) -> None:

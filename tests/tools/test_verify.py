@@ -274,7 +274,7 @@ def test_damage_outside_the_log_stays_with_its_stream(filled: Filled, name: str)
 
     text = run("--data-dir", str(filled.root), "--repair")
     assert text.returncode == 0, text
-    assert f"given up: stream {stream}: bytes " in text.stdout
+    assert f"not recovered: stream {stream}: bytes " in text.stdout
     assert "repaired; the originals are in repair-" in text.stdout
     code, found = report(filled.root)
     assert code == 0

@@ -44,17 +44,17 @@ metrics! {
     deletes "counter" "millstream_streams_deleted_total" "Streams deleted or expired.";
     reads "counter" "millstream_reads_total" "Catch-up, long-poll and SSE reads started.";
     read_bytes "counter" "millstream_read_bytes_total" "Body bytes handed to readers.";
-    fork_lookups "counter" "millstream_fork_lookups_total" "Ancestors that reads of forks have looked up.";
-    list_looks "counter" "millstream_list_looks_total" "Streams that listings have looked at.";
-    searched_bytes "counter" "millstream_message_search_bytes_total" "Bytes that requests have searched for where a message begins.";
+    fork_lookups "counter" "millstream_fork_lookups_total" "Ancestors looked up by reads of forks.";
+    list_looks "counter" "millstream_list_looks_total" "Streams examined by listings.";
+    searched_bytes "counter" "millstream_message_search_bytes_total" "Bytes searched by requests for the start of a message.";
     requests "counter" "millstream_requests_total" "HTTP requests parsed.";
     refusals "counter" "millstream_refusals_total" "Requests answered with an error.";
     connections "gauge" "millstream_connections" "Open connections.";
     connections_refused "counter" "millstream_connections_refused_total" "Connections refused at the limit.";
     timeouts "counter" "millstream_connection_timeouts_total" "Connections ended because a client was too slow.";
-    inflight_bytes "gauge" "millstream_inflight_bytes" "Request bytes buffered for bodies under way.";
+    inflight_bytes "gauge" "millstream_inflight_bytes" "Request bytes buffered for bodies that are still arriving.";
     client_bytes "gauge" "millstream_client_bytes" "Bytes held for clients: answers that they have not taken, requests that wait.";
-    client_bytes_full "counter" "millstream_client_bytes_full_total" "Times that client_bytes_max kept something from being buffered.";
+    client_bytes_full "counter" "millstream_client_bytes_full_total" "Times client_bytes_max prevented something from being buffered.";
     sse_subscribers "gauge" "millstream_sse_subscribers" "Open SSE readers.";
     long_polls "gauge" "millstream_long_polls" "Waiting long-poll readers.";
     streams_cached "gauge" "millstream_streams_cached" "Streams held in memory.";
@@ -70,16 +70,16 @@ metrics! {
     wal_full "gauge" "millstream_storage_full" "1 while appends are refused for lack of disk space.";
     wal_retained_bytes "gauge" "millstream_wal_retained_bytes" "Log bytes not yet covered by a checkpoint.";
     checkpoints "counter" "millstream_checkpoints_total" "Checkpoints completed.";
-    checkpoint_failures "counter" "millstream_checkpoint_failures_total" "Checkpoints that failed and will be tried again.";
+    checkpoint_failures "counter" "millstream_checkpoint_failures_total" "Checkpoints that failed and will be retried.";
     checkpoint_us "counter" "millstream_checkpoint_microseconds_total" "Time spent in checkpoints.";
     read_errors "counter" "millstream_read_errors_total" "Reads that failed on disk or checksum.";
     damaged_ranges "gauge" "millstream_damaged_ranges" "Ranges of streams that cannot be read back: their readers get a gap.";
     scrubbed_bytes "counter" "millstream_scrubbed_bytes_total" "Bytes at rest that the scrub has checked.";
-    scrub_passes "counter" "millstream_scrub_passes_total" "Times that the scrub has been through everything.";
+    scrub_passes "counter" "millstream_scrub_passes_total" "Completed passes of the scrub over all data.";
     pipeline_requests "counter" "millstream_pipeline_requests_total" "Requests to the pipeline paths.";
     pipeline_queue "gauge" "millstream_pipeline_queue" "Pipeline requests that wait for a worker.";
     pipeline_waiting "gauge" "millstream_pipeline_waiting" "Requests to /v1/tails that wait for a change.";
-    pipeline_waiting_bytes "gauge" "millstream_pipeline_waiting_bytes" "Memory of requests to /v1/tails that wait or are looked at.";
+    pipeline_waiting_bytes "gauge" "millstream_pipeline_waiting_bytes" "Memory of requests to /v1/tails that wait or are being processed.";
     pipeline_answer_bytes "gauge" "millstream_pipeline_answer_bytes" "Bytes of pipeline answers that clients have not taken yet.";
     pipeline_read_rows "counter" "millstream_pipeline_read_rows_total" "Rows returned by /v1/read.";
     pipeline_read_bytes "counter" "millstream_pipeline_read_bytes_total" "Bytes of Arrow returned by /v1/read.";
@@ -93,8 +93,10 @@ metrics! {
     control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
     control_waiting "gauge" "millstream_control_waiting" "Requests to the control plane that wait for slow work; each kind has its own bound.";
     control_crowded "counter" "millstream_control_crowded_total" "Requests refused because too many of their kind were waiting.";
-    webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver took.";
-    webhook_failures "counter" "millstream_webhook_failures_total" "Webhook requests that were not delivered, or not allowed; each is tried again.";
+    subscription_links "gauge" "millstream_subscription_links" "Streams that subscriptions follow, counted once for each subscription.";
+    subscription_offsets "gauge" "millstream_subscription_offsets" "Those of them that take memory of their own: the subscription has not acknowledged everything.";
+    webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver accepted.";
+    webhook_failures "counter" "millstream_webhook_failures_total" "Webhook requests that were not delivered, or not allowed; each is retried.";
 }
 
 /// A relaxed atomic number.

@@ -126,6 +126,8 @@ impl Engine {
         let number = match name {
             "control_waiting" => &metrics.control_waiting,
             "control_crowded" => &metrics.control_crowded,
+            "subscription_links" => &metrics.subscription_links,
+            "subscription_offsets" => &metrics.subscription_offsets,
             "webhooks" => &metrics.webhooks,
             "webhook_failures" => &metrics.webhook_failures,
             _ => return Err(PyValueError::new_err(format!("{name:?} is not counted"))),

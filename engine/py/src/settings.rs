@@ -26,7 +26,7 @@ pub fn config_from(settings: &Bound<'_, PyDict>) -> PyResult<Config> {
 }
 
 fn bad_fault(text: &str) -> PyErr {
-    PyValueError::new_err(format!("{text:?} is no test fault"))
+    PyValueError::new_err(format!("{text:?} is not a test fault"))
 }
 
 fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -83,7 +83,7 @@ fn at_path(
         (None, Some(model)) => Err(format!("{path} (incarnation {}) is lost", model.id)),
         (Some(stream), None) => {
             let state = stream.lock();
-            if state.life == Life::Live && !state.expired(engine.now_ms()) {
+            if state.life == Life::Live && !engine.has_expired(&state, engine.now_ms()) {
                 return Err(format!(
                     "{path} (incarnation {}) is there, should be deleted or never was",
                     stream.id.0

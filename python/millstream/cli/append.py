@@ -40,7 +40,7 @@ Examples:
 )
 @click.argument("stream", shell_complete=complete_stream)
 @click.argument("data", nargs=-1)
-@click.option("--file", "-f", "file_name", metavar="FILE", help="Take records from this file.")
+@click.option("--file", "-f", "file_name", metavar="FILE", help="Read records from this file.")
 @click.option("--whole", is_flag=True, help="The whole input is one record, not one per line.")
 @click.option("--create", is_flag=True, help="Create the stream if it does not exist.")
 @click.option(
@@ -57,7 +57,7 @@ Examples:
     help="Most JSON records per request when reading lines.",
 )
 @click.option("--no-newline", "-n", is_flag=True, help="Byte streams: add and keep no newline.")
-@click.option("--if-match", metavar="OFFSET", help="Only if this is the tail (with DATA).")
+@click.option("--if-match", metavar="OFFSET", help="Append only if this is the tail (with DATA).")
 @click.option("--producer", "producer_id", metavar="ID", help="Producer id.  [default random]")
 @client_options
 @click.pass_obj

@@ -77,7 +77,7 @@ only.
 """
 )
 @click.argument("destination")
-@click.option("--rate", type=float, metavar="MIB", help="At most so many MiB per second.")
+@click.option("--rate", type=float, metavar="MIB", help="Limit in MiB per second.")
 @click.option("--allow-damage", is_flag=True, help="Copy damaged records as they are.")
 @client_options
 @click.pass_obj
@@ -127,7 +127,7 @@ def _tell(app: App, ended: dict[str, Any]) -> None:
     error = ended["error"]
     if error is not None:
         raise BackupFailed(
-            f"there is no backup: {error['detail']}",
+            f"the backup failed: {error['detail']}",
             code=error["code"],
             hint=_BACKUP_HINTS.get(error["code"]),
         )
@@ -135,7 +135,7 @@ def _tell(app: App, ended: dict[str, Any]) -> None:
     for finding in summary["damage"]:
         warn(finding)
     if summary["damaged"]:
-        warn(f"{summary['damaged']} damaged places were copied as they are")
+        warn(f"{summary['damaged']} damaged places were copied as is")
     app.result({"to": ended["to"], **summary})
     say(
         f"backup of {summary['streams']} streams, {_size(summary['bytes'])}, in {ended['to']} "
@@ -170,7 +170,7 @@ ever overwritten, and a restore that fails leaves nothing behind.
 )
 @click.argument("source", metavar="BACKUP")
 @click.option(
-    "--data-dir", required=True, metavar="DIR", help="Directory to make; absent or empty."
+    "--data-dir", required=True, metavar="DIR", help="Directory to restore into; new or empty."
 )
 @client_options
 @click.pass_obj

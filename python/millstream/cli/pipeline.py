@@ -129,8 +129,8 @@ def _job_options(command: Any) -> Any:
 )
 @click.option("--to", "target", metavar="PATH|stream:NAME", required=True, help="Where to write.")
 @click.option("--checkpoint", metavar="DIR", help="Where the run remembers what it has done.")
-@click.option("--once", is_flag=True, help="Do what is there now, then end (the default).")
-@click.option("--every", metavar="TIME", help="Go on for ever, a batch each 10s, 5m, ...")
+@click.option("--once", is_flag=True, help="Process what is there now, then exit (the default).")
+@click.option("--every", metavar="TIME", help="Keep running, with a batch every 10s, 5m, ...")
 @click.option(
     "--max-rows", type=click.IntRange(min=1), metavar="N", help="At most N records per batch."
 )

@@ -52,8 +52,12 @@ Examples:
     metavar="TYPE",
     help="`json`, `text`, `bytes` or a media type.  [default text; a fork inherits]",
 )
-@click.option("--ttl", metavar="TIME", help="Remove it when unused for so long, e.g. 90s, 2h, 7d.")
-@click.option("--expires-at", metavar="TIME", help="Remove it then, e.g. 2030-01-01T00:00:00Z.")
+@click.option(
+    "--ttl", metavar="TIME", help="Remove it when unused for this long, e.g. 90s, 2h, 7d."
+)
+@click.option(
+    "--expires-at", metavar="TIME", help="Remove it at this time, e.g. 2030-01-01T00:00:00Z."
+)
 @click.option(
     "--durability",
     type=click.Choice(DURABILITY_CLASSES),
@@ -102,7 +106,7 @@ def create(
 
 @stream.command(name="list")
 @click.argument("prefix", default="", shell_complete=complete_stream)
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show at most this many.")
 @client_options
 @click.pass_obj
 def list_streams(app: App, prefix: str, limit: int | None) -> None:
@@ -156,7 +160,7 @@ Examples:
     "--durability",
     type=click.Choice(DURABILITY_CLASSES),
     required=True,
-    help="Its class from now on.",
+    help="Its durability class from now on.",
 )
 @client_options
 @click.pass_obj
@@ -182,7 +186,7 @@ def close(app: App, path: str) -> None:
 
 @stream.command()
 @click.argument("path", shell_complete=complete_stream)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @client_options
 @click.pass_obj
 def remove(app: App, path: str, yes: bool) -> None:

@@ -29,7 +29,7 @@ Examples:
   millstream verify                                   the directory of the settings, server stopped
   millstream verify --data-dir /var/lib/millstream
   millstream verify --url http://127.0.0.1:4437       a running server looks at its own directory
-  millstream verify --data-dir DIR --repair           keep what checks, say what is given up
+  millstream verify --data-dir DIR --repair           keep what is intact, list what is lost
 \b
 Every line names a file, the byte where it begins, and the stream if it is known. An `error` is
 something that was promised and is missing or wrong. A `note` is worth knowing and does no harm:
@@ -73,7 +73,7 @@ class Progress:
 @click.command(epilog=EPILOG)
 @click.option("--data-dir", metavar="DIR", help="Directory of a stopped server.")
 @click.option("--repair", is_flag=True, help="Repair what is damaged; the server must be stopped.")
-@click.option("--progress", is_flag=True, help="Show progress also where stderr is no terminal.")
+@click.option("--progress", is_flag=True, help="Show progress even if stderr is not a terminal.")
 @client_options
 @click.pass_context
 def verify(context: click.Context, data_dir: str | None, repair: bool, progress: bool) -> int:
@@ -132,7 +132,10 @@ def _ask(client: Client, progress: Progress) -> dict[str, Any]:
         control_call(client, "DELETE", PATH)
         raise
     if now["report"] is None:
-        error = now["error"] or {"code": "verify_failed", "detail": "the verification was ended"}
+        error = now["error"] or {
+            "code": "verify_failed",
+            "detail": "the verification was cancelled",
+        }
         raise MillstreamError(error["detail"], code=error["code"])
     return dict(now["report"])
 
@@ -148,9 +151,9 @@ def _tell(app: App, report: dict[str, Any]) -> int:
         _print_repair(repair)
         _print_findings(repair["after"])
     elif report["beyond_repair"]:
-        click.echo("no repair can mend this: restore a backup of the whole directory")
+        click.echo("this cannot be repaired: restore a backup of the whole directory")
     elif not whole:
-        click.echo("`millstream verify --repair` on the stopped server keeps what checks")
+        click.echo("`millstream verify --repair` on the stopped server keeps what is intact")
     return EXIT_OK if whole else EXIT_FAILURE
 
 
@@ -176,12 +179,12 @@ def _print_repair(repair: dict[str, Any]) -> None:
         click.echo(f"done: {line}")
     for given in repair["given_up"]:
         stream = "" if given["stream"] is None else f"stream {given['stream']}: "
-        click.echo(f"given up: {stream}{given['what']}")
+        click.echo(f"not recovered: {stream}{given['what']}")
     left = repair["given_up_count"] - len(repair["given_up"])
     if left:
-        click.echo(f"... and {left} more were given up")
+        click.echo(f"... and {left} more were not recovered")
     if not repair["given_up_count"]:
-        click.echo("given up: nothing")
+        click.echo("everything was recovered")
 
 
 def _size(value: int) -> str:

@@ -299,7 +299,7 @@ def parse_control(data: bytes) -> dict[str, Any]:
         control = json.loads(data)
     except ValueError as error:
         raise errors.ProtocolError(
-            f"the server sent a control event that is no JSON: {error}"
+            f"the server sent a control event that is not JSON: {error}"
         ) from None
     if not isinstance(control, dict) or not isinstance(control.get("streamNextOffset"), str):
         raise errors.ProtocolError("the server sent a control event without streamNextOffset")

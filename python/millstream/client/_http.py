@@ -273,7 +273,7 @@ class ResponseParser:
     def _check_more(self) -> None:
         """More bytes are needed; say so if none can come."""
         if self._ended:
-            raise Truncated("the connection ended inside a response")
+            raise Truncated("the connection was closed in the middle of a response")
 
 
 @dataclass(slots=True)

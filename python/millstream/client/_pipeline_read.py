@@ -249,9 +249,9 @@ def json_body(data: Bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except ValueError as error:
-        raise errors.ProtocolError(f"the server's answer is no JSON: {error}") from None
+        raise errors.ProtocolError(f"the server's answer is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise errors.ProtocolError("the server's answer is no JSON object")
+        raise errors.ProtocolError("the server's answer is not a JSON object")
     return document
 
 
@@ -261,7 +261,7 @@ def parsed(what: str, function: Callable[[], T]) -> T:
         return function()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise errors.ProtocolError(
-            f"the server's {what} is not as agreed: {error!r}",
+            f"the server's {what} is not in the expected form: {error!r}",
             hint="is it a Millstream server of this version?",
         ) from None
 

@@ -100,7 +100,7 @@ def stage(
         )
     except (KeyError, TypeError, ValueError) as error:
         raise errors.ProtocolError(
-            f"the server described a stage in no known way: {error!r}"
+            f"the server sent an unknown description of a stage: {error!r}"
         ) from error
 
 
@@ -169,7 +169,7 @@ def commit(
         )
     except (KeyError, TypeError, ValueError) as error:
         raise errors.ProtocolError(
-            f"the server answered a commit in no known way: {error!r}"
+            f"the server sent an unknown answer to a commit: {error!r}"
         ) from error
 
 

@@ -186,7 +186,7 @@ class AsyncProducer:
                     self._core.on_break(failure, time.monotonic(), self._core.endpoint.url)
                     await self._announce()
         except Exception as error:
-            self._core.fail(errors.MillstreamError(f"the producer broke: {error!r}"))
+            self._core.fail(errors.MillstreamError(f"the producer failed unexpectedly: {error!r}"))
             await self._announce()
             raise
         finally:

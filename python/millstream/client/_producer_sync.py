@@ -203,7 +203,9 @@ class Producer:
         except BaseException as error:
             # Nobody joins this thread for its result: the next call of the owner must raise it.
             with self._condition:
-                self._core.fail(errors.MillstreamError(f"the producer broke: {error!r}"))
+                self._core.fail(
+                    errors.MillstreamError(f"the producer failed unexpectedly: {error!r}")
+                )
                 self._condition.notify_all()
             raise
         finally:

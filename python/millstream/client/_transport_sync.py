@@ -137,7 +137,9 @@ class Connection:
             except OSError as error:
                 raise TransportFailure(_reason(error), sent=True) from error
             if count == 0:
-                raise TransportFailure("the connection ended inside a response", sent=True)
+                raise TransportFailure(
+                    "the connection was closed in the middle of a response", sent=True
+                )
             filled += count
         self.parser.finish_length()
         return body

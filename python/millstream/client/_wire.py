@@ -346,7 +346,7 @@ def parse_gap(value: str | None) -> Gap | None:
         name, _, text = part.strip().partition("=")
         fields[name] = text
     if "from" not in fields or "to" not in fields:
-        raise ProtocolError(f"the server sent a Stream-Gap that is none: {value!r}")
+        raise ProtocolError(f"the server sent an invalid Stream-Gap: {value!r}")
     return Gap(
         from_offset=fields["from"],
         to_offset=fields["to"],
@@ -381,7 +381,9 @@ def parse_entry(response: Response) -> StreamInfo:
     try:
         return _info_from_listing(json.loads(response.body))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"the server described a stream in no known way: {error!r}") from error
+        raise ProtocolError(
+            f"the server sent an unknown description of a stream: {error!r}"
+        ) from error
 
 
 def list_request(endpoint: Endpoint, prefix: str, after: str, limit: int) -> Request:
@@ -397,7 +399,7 @@ def parse_listing(response: Response) -> tuple[list[StreamInfo], str | None]:
         rows = [_info_from_listing(entry) for entry in document["streams"]]
         after = document.get("next")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"the server sent a listing that is none: {error!r}") from error
+        raise ProtocolError(f"the server sent an invalid listing: {error!r}") from error
     return rows, after if isinstance(after, str) and after else None
 
 

@@ -68,7 +68,7 @@ class BackupRoutes:
             raise ApiError(
                 409,
                 "backup_running",
-                f"backup {running.identifier} is under way",
+                f"backup {running.identifier} is running",
                 "wait for it, or cancel it with DELETE /-/api/backups/{id}",
             ) from None
         headers = {"Location": f"/-/api/backups/{backup.identifier}"}
@@ -94,7 +94,7 @@ class BackupRoutes:
                 404,
                 "backup_not_found",
                 f"there is no backup {identifier!r}",
-                "the newest few are remembered until the server stops",
+                "only the most recent backups are remembered, and only until the server stops",
             )
         return backup
 
@@ -124,7 +124,7 @@ class BackupRoutes:
                 409,
                 "backup_exists",
                 f"{str(to)!r} exists",
-                "a backup makes its directory itself; choose another name",
+                "a backup creates its directory itself; choose another name",
             )
         return to
 

@@ -164,7 +164,7 @@ def base_url(request: Request, bound_host: str, public_url: str | None) -> str:
         forwarded = headers.get("x-forwarded-proto", scheme).partition(",")[0].strip().lower()
         scheme = forwarded if forwarded in ("http", "https") else scheme
     if not _AUTHORITY.fullmatch(host):
-        raise ApiError(400, "INVALID_REQUEST", "the Host header names no host")
+        raise ApiError(400, "INVALID_REQUEST", "the Host header does not name a host")
     return f"{scheme}://{host.lower()}"
 
 

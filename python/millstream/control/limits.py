@@ -22,6 +22,9 @@ MEMBERSHIP_CALLS_MAX: Final = 128
 
 # What one subscription may say about itself.
 SUBSCRIPTIONS_MAX: Final = 10_000
+# Links of all subscriptions together. A link with nothing outstanding costs no memory of its own, one with something
+# does: about 150 bytes.
+SUBSCRIPTION_LINKS_MAX: Final = 5_000_000
 SUBSCRIPTION_ID_CHARS_MAX: Final = 256
 PATH_CHARS_MAX: Final = 1024
 PATTERN_SEGMENTS_MAX: Final = 64

@@ -109,8 +109,8 @@ class VerifyRoutes:
             raise ApiError(
                 409,
                 "verify_running",
-                "a verification is under way",
-                f"wait for it: GET {_PATH} says how far it is, DELETE ends it",
+                "a verification is running",
+                f"wait for it: GET {_PATH} reports its progress, DELETE cancels it",
             )
         verification = Verification(now_ms())
         self._newest = verification
@@ -138,7 +138,7 @@ class VerifyRoutes:
         return JsonResponse(newest.document())
 
     async def cancel(self, request: Request) -> Response:
-        """Ends a verification that is under way."""
+        """Cancels a running verification."""
         del request
         newest = self._newest
         if newest is None:

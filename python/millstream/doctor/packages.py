@@ -65,7 +65,9 @@ def _spark_home() -> Iterator[Finding]:
     version = versions.installed("pyspark") or ""
     if not os.path.isdir(jars):
         yield fail(
-            "SPARK_HOME", f"`{home}` holds no Spark", "unset SPARK_HOME; pyspark brings its own"
+            "SPARK_HOME",
+            f"`{home}` does not contain Spark",
+            "unset SPARK_HOME; pyspark brings its own",
         )
         return
     found = [name for name in os.listdir(jars) if name.startswith("spark-core_")]
@@ -73,7 +75,7 @@ def _spark_home() -> Iterator[Finding]:
     if found and not same:
         yield fail(
             "SPARK_HOME",
-            f"`{home}` is another Spark than pyspark {version}",
+            f"`{home}` is a different Spark than pyspark {version}",
             "unset SPARK_HOME, or install the pyspark of that version",
         )
     else:

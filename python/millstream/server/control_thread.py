@@ -88,7 +88,7 @@ class ControlThread:
             self.failure = self.failure or f"the control plane failed: {error}"
         finally:
             if not self._stopping and self.failure is None:
-                self.failure = "the control plane ended by itself"
+                self.failure = "the control plane stopped unexpectedly"
             self._ended.set()
             self._ready.set()
             for call in list(self._on_end):

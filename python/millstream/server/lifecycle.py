@@ -39,7 +39,7 @@ EXIT_SECOND_SIGNAL: Final = 130
 LOOK_AGAIN_S: Final = 1.0
 
 _REPAIR: Final = (
-    "`millstream verify --data-dir DIR` shows all damage, and with --repair keeps what checks; "
+    "`millstream verify --data-dir DIR` shows all damage, and with --repair keeps what is intact; "
     "see docs/operating/verify.md"
 )
 _HINTS: Final = {
@@ -135,7 +135,9 @@ def _stop(engine: Engine, control: ControlThread | None) -> int:
 
 def _give_up() -> None:
     print(
-        "error: shutdown took too long; ending without the clean mark", file=sys.stderr, flush=True
+        "error: shutdown took too long; exiting without the clean-shutdown mark",
+        file=sys.stderr,
+        flush=True,
     )
     os._exit(1)
 

@@ -110,7 +110,7 @@ class LagListener(StreamingQueryListener):
     ) -> None:
         if port is None and textfile is None and stream is None:
             raise InvalidArgument(
-                "the listener has nowhere to tell", hint="give `port`, `textfile` or `stream`"
+                "the listener has nowhere to report to", hint="give `port`, `textfile` or `stream`"
             )
         if stream is not None and url is None:
             raise InvalidArgument("`stream` needs the `url` of its server")

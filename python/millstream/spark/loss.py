@@ -110,7 +110,7 @@ class Losses:
                 Loss(
                     stream,
                     f"whatever came after record {first}",
-                    "it was deleted or has expired, and nobody knows how far it went",
+                    "it was deleted or has expired, and it is not known where it ended",
                 )
             )
 

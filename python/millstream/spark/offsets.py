@@ -53,7 +53,7 @@ def checked(value: Any) -> Offset:
     version = value.get("v") if isinstance(value, dict) else None
     if version != VERSION or not isinstance(value.get("streams"), dict):
         raise SchemaMismatch(
-            f"the checkpoint holds no Millstream offset of version {VERSION} (found {version!r})",
+            f"the checkpoint does not hold a Millstream offset of version {VERSION} (found {version!r})",
             hint="it belongs to another source or a newer Millstream; use that, or a new checkpoint",
         )
     for name, found in value["streams"].items():

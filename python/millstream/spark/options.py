@@ -82,10 +82,10 @@ TABLE: Final[tuple[Option, ...]] = (
     # --- how much at once
     Option("maxOffsetsPerTrigger", Kind.INTEGER, "", "most records of a micro-batch, shared in proportion to what waits in each stream", STREAM, minimum=1),
     Option("maxBytesPerTrigger", Kind.SIZE, "", "most bytes of a micro-batch, shared likewise; cut between appends, at least one append", STREAM, minimum=1),
-    Option("minOffsetsPerTrigger", Kind.INTEGER, "", "wait until so many records are there, at most `maxTriggerDelay`", STREAM, minimum=1),
+    Option("minOffsetsPerTrigger", Kind.INTEGER, "", "wait until this many records have arrived, at most `maxTriggerDelay`", STREAM, minimum=1),
     Option("maxTriggerDelay", Kind.DURATION, "15m", "longest wait for `minOffsetsPerTrigger`", STREAM, minimum=1),
-    Option("minPartitions", Kind.INTEGER, "", "at least so many tasks, where there are records enough; on a cluster set it to twice the cores of the executors", READS, minimum=1, maximum=100_000),
-    Option("maxBytesPerPartition", Kind.SIZE, "512MiB", "a task reads about so much at most; larger ranges are split between appends", READS, minimum=64 * 1024),
+    Option("minPartitions", Kind.INTEGER, "", "at least this many tasks, if there are enough records; on a cluster set it to twice the cores of the executors", READS, minimum=1, maximum=100_000),
+    Option("maxBytesPerPartition", Kind.SIZE, "512MiB", "a task reads at most about this much; larger ranges are split between appends", READS, minimum=64 * 1024),
     # --- what comes out
     Option("columns", Kind.TEXT, "stream,offset,timestamp,value", "columns and their order; also `position`, `epoch` and `key`", READS, change="new"),
     Option("kafkaColumns", Kind.FLAG, "false", "Kafka's seven columns and types instead", READS, change="new"),

@@ -130,10 +130,10 @@ def _reach_connect_server(remote: str) -> None:
         address = urlsplit(remote)
         host, port = address.hostname, address.port or CONNECT_PORT
     except ValueError as error:
-        raise InvalidArgument(f"{remote!r} is no address: {error}") from None
+        raise InvalidArgument(f"{remote!r} is not an address: {error}") from None
     if address.scheme != "sc" or not host:
         raise InvalidArgument(
-            f"{remote!r} is no address of a Connect server", hint="sc://host:port"
+            f"{remote!r} is not the address of a Connect server", hint="sc://host:port"
         )
     try:
         socket.create_connection((host, port), REACH_SECONDS).close()

@@ -97,4 +97,4 @@ def log_left(error: MillstreamError | None) -> None:
     """Say why stages were not given up. They cost the server space until they expire, nothing else."""
     if error is not None:
         log = logging.getLogger("millstream.spark")
-        log.warning("stages were not given up and will expire: %s: %s", error.code, error.message)
+        log.warning("stages were not deleted and will expire: %s: %s", error.code, error.message)

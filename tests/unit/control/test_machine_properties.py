@@ -139,9 +139,8 @@ class Subscriptions(RuleBasedStateMachine):
         subscription = self.machine.state.subscriptions.get(name)
         acks: tuple[tuple[str, str], ...] = ()
         if subscription is not None and all_read:
-            acks = tuple(
-                (path, self.streams[path]) for path in subscription.links if path in self.streams
-            )
+            linked = [link.path for link in self.machine.state.links_of(subscription)]
+            acks = tuple((path, self.streams[path]) for path in linked if path in self.streams)
         full = WakeRequest(
             ticket.token_uid,
             ticket.token_generation,
@@ -178,7 +177,7 @@ class Subscriptions(RuleBasedStateMachine):
         self.sends, self.alarms = set(), set()
         for effect in machine.resume():
             self.take(Outcome(effects=[effect]))
-        known = [(path, self.streams.get(path)) for path in list(machine.state.owners_of)]
+        known = [(path, self.streams.get(path)) for path in list(machine.state.streams)]
         self.take(machine.observe([*self.streams.items(), *known]))
 
     def attempt(self, command: Any) -> Outcome | None:
@@ -204,9 +203,9 @@ class Subscriptions(RuleBasedStateMachine):
     def pending_is_what_lies_past_the_acknowledged_offset(self) -> None:
         for subscription in self.machine.state.subscriptions.values():
             expected = {
-                path
-                for path, link in subscription.links.items()
-                if path in self.streams and is_pending(link.acked, self.streams[path])
+                link.path
+                for link in self.machine.state.links_of(subscription)
+                if link.path in self.streams and is_pending(link.acked, self.streams[link.path])
             }
             assert set(subscription.pending) == expected
 
@@ -238,16 +237,27 @@ class Subscriptions(RuleBasedStateMachine):
         owners: dict[str, set[str]] = {}
         explicit: dict[str, int] = {}
         for name, subscription in state.subscriptions.items():
-            for path, link in subscription.links.items():
+            links = list(state.links_of(subscription))
+            assert subscription.linked == len(links)
+            for link in links:
+                path = link.path
+                assert state.link(subscription, path) == link
                 owners.setdefault(path, set()).add(name)
+                apart = path in subscription.offsets
+                assert apart == (link.acked != state.streams[path].base)
                 if link.explicit:
                     explicit[path] = explicit.get(path, 0) + 1
                 else:
                     assert subscription.config.pattern is not None
                     assert globs.matcher(subscription.config.pattern)(path)
-        assert {path: set(names) for path, names in state.owners_of.items()} == owners
+        assert {path: set(state.owners_of(path)) for path in state.streams} == owners
         assert state.explicit == explicit
-        assert set(state.tails) <= set(owners)
+        assert state.links == sum(len(names) for names in owners.values())
+        assert state.offsets == sum(len(s.offsets) for s in state.subscriptions.values())
+        for known in state.streams.values():
+            having = [s for s in state.subscriptions.values() if known.path in s.offsets]
+            assert known.apart == len(having)
+            assert known.tail in (None, known.base)
 
 
 TestSubscriptions = Subscriptions.TestCase

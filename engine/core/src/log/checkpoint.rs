@@ -351,13 +351,15 @@ impl Checkpoint<'_> {
         self.directory.forget(&entry.stream);
         self.release_spilled(&entry.spilled);
         if let Err(error) = self.cold.remove_stream(&entry.extents) {
-            report!("could not remove files of a deleted stream, the next start will: {error}");
+            report!(
+                "could not remove the files of a deleted stream; the next start will remove them: {error}"
+            );
         }
     }
 
     fn release_spilled(&self, extents: &[Extent]) {
         if let Err(error) = self.cold.release_spilled(extents) {
-            report!("could not remove spilled bytes, the next start will: {error}");
+            report!("could not remove spilled bytes; the next start will remove them: {error}");
         }
     }
 

@@ -91,7 +91,9 @@ impl Directory {
     pub fn recall_endings(&self) -> Result<(), CatalogError> {
         match self.endings.recall(self.catalog.endings()?) {
             0 => {}
-            count => report!("the ends of {count} removed streams do not decode and are forgotten"),
+            count => report!(
+                "the last offsets of {count} deleted streams could not be decoded and were dropped"
+            ),
         }
         Ok(())
     }
@@ -308,7 +310,7 @@ impl Directory {
     }
 
     /// Streams in memory that have expired. Those that expire always are in memory.
-    pub fn expiring(&self, now_ms: u64) -> Vec<Arc<Stream>> {
+    pub fn expiring(&self, now_ms: u64, steady_ms: u64) -> Vec<Arc<Stream>> {
         let mut found = Vec::new();
         for slot in &self.by_path {
             let slot = slot.lock();
@@ -319,7 +321,7 @@ impl Directory {
                             && entry
                                 .0
                                 .try_lock()
-                                .is_some_and(|state| state.expired(now_ms))
+                                .is_some_and(|state| state.expired(now_ms, steady_ms))
                     })
                     .map(|entry| Arc::clone(&entry.0)),
             );

@@ -31,7 +31,7 @@ pub(super) fn log_files(disk: &dyn Disk) -> Result<Vec<u64>, EngineError> {
     for entry in entries {
         match generation_of(&entry.name) {
             Some(generation) => generations.push(generation),
-            None => report!("ignoring foreign file {}/{}", WAL_DIR, entry.name),
+            None => report!("ignoring unknown file {}/{}", WAL_DIR, entry.name),
         }
     }
     generations.sort_unstable();

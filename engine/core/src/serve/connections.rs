@@ -244,7 +244,7 @@ impl Reactor {
             _ => !conn.input.is_empty(),
         };
         if torn {
-            let detail = "The connection ended inside a request.";
+            let detail = "The connection was closed in the middle of a request.";
             self.refuse_and_close(conn, None, Refusal::with(ErrorCode::BadRequest, detail));
         } else if conn.output_is_done() {
             conn.dead = true;

@@ -147,7 +147,7 @@ impl Reactor {
         let ReadStart { position, gap } = self
             .engine
             .skip_damage(&poll.stream, start, None)
-            .map_err(|error| self.engine.read_failed(error))?;
+            .map_err(|error| self.engine.read_failed(&poll.stream, error))?;
         let window = self.window(&poll.stream, position, self.engine.config.read_window_bytes)?;
         let cursor = self.cursor_for(poll.cursor);
         let reply = Reply {
@@ -350,7 +350,7 @@ impl Reactor {
                     // Nothing was sent of it: once the damage is known, another event goes around it.
                     sse.under_way = None;
                 }
-                return Err(self.engine.read_failed(error));
+                return Err(self.engine.read_failed(&sse.stream, error));
             }
         };
         under_way.to = to;
@@ -420,7 +420,7 @@ impl Reactor {
         if said.is_none() && window.end - window.start > SSE_PIECE_BYTES {
             self.engine
                 .check_files(&sse.stream, window.start, window.end)
-                .map_err(|error| self.engine.read_failed(error))?;
+                .map_err(|error| self.engine.read_failed(&sse.stream, error))?;
         }
         sse.under_way = Some(UnderWay {
             event,
@@ -446,7 +446,7 @@ impl Reactor {
         let start = self
             .engine
             .skip_damage(&sse.stream, start, None)
-            .map_err(|error| self.engine.read_failed(error))?;
+            .map_err(|error| self.engine.read_failed(&sse.stream, error))?;
         (sse.position, sse.gap) = (start.position, start.gap);
         Ok(())
     }

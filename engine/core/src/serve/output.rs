@@ -1,7 +1,6 @@
 //! Sending: buffers, bodies and events by pieces. Nothing here blocks; what does not fit waits for the socket,
 //! holding a position and, as far as there is room (`budget`), bytes.
 
-use crate::report;
 use std::os::fd::RawFd;
 
 use crate::limits::TIGHT_OUTPUT_BYTES;
@@ -155,9 +154,9 @@ impl Reactor {
             let moved = move_piece(&self.engine, &mut self.piece, descriptor, sending);
             match moved {
                 Ok((0, _)) => {
-                    self.engine.metrics.read_errors.add(1);
-                    report!("a body came up short at {}", sending.position);
-                    self.engine.doubt_files(&sending.stream, sending.position);
+                    let why = "its bytes end there";
+                    self.engine
+                        .body_failed(&sending.stream, sending.position, why);
                     return Sent::Dead;
                 }
                 Ok((sent, wanted)) => {
@@ -171,9 +170,9 @@ impl Reactor {
                 Err(error) => {
                     // A socket fails with codes of its own; what has none, or this one, is about the file.
                     if matches!(error.raw_os_error(), None | Some(libc::EIO)) {
-                        self.engine.metrics.read_errors.add(1);
-                        report!("a body could not be read: {error}");
-                        self.engine.doubt_files(&sending.stream, sending.position);
+                        let why = error.to_string();
+                        self.engine
+                            .body_failed(&sending.stream, sending.position, &why);
                     }
                     return Sent::Dead;
                 }

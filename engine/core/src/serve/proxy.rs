@@ -98,7 +98,7 @@ impl Reactor {
                 Flow::Done
             }
             Err(error) => {
-                let detail = format!("The control plane does not answer: {error}.");
+                let detail = format!("The control plane does not respond: {error}.");
                 self.answer_undone(
                     conn,
                     head,
@@ -123,7 +123,7 @@ impl Reactor {
         let index = match self.upstreams.entries.iter().position(Option::is_none) {
             Some(index) => index,
             None if self.upstreams.entries.len() >= PROXY_CONCURRENT_MAX => {
-                return Err(io::Error::other("too many requests are under way"));
+                return Err(io::Error::other("too many requests are in progress"));
             }
             None => {
                 self.upstreams.entries.push(None);
@@ -163,7 +163,7 @@ impl Reactor {
             Ok(false) => self.upstreams.put(upstream),
             Ok(true) => self.deliver(upstream),
             Err(error) => {
-                let detail = format!("The control plane broke off: {error}.");
+                let detail = format!("The control plane's response was cut short: {error}.");
                 self.deliver_refusal(
                     &upstream,
                     Refusal::with(ErrorCode::ControlUnavailable, detail),
@@ -196,7 +196,7 @@ impl Reactor {
             match sys::receive(fd, &mut self.piece) {
                 Ok(0) => return Ok(true),
                 Ok(count) if upstream.response.len() + count > PROXY_RESPONSE_MAX_BYTES => {
-                    return Err(io::Error::other("its answer is too long"));
+                    return Err(io::Error::other("its response is too long"));
                 }
                 Ok(count) => upstream.response.extend_from_slice(&self.piece[..count]),
                 Err(error) if sys::would_block(&error) => return Ok(false),
@@ -208,7 +208,7 @@ impl Reactor {
     fn deliver(&mut self, upstream: Upstream) {
         if upstream.response.len() > CONNECTION_FREE_BYTES && !self.room_for_replies() {
             // It is here whole or not at all, and there is nothing to read it again from.
-            let detail = "Too many answers wait for clients that do not read them.";
+            let detail = "Too many responses are waiting for clients that do not read them.";
             let refusal = Refusal::with(ErrorCode::ServerBusy, detail);
             return self.deliver_refusal(&upstream, refusal);
         }
@@ -227,7 +227,7 @@ impl Reactor {
             conn.output.truncate(start);
             let refusal = Refusal::with(
                 ErrorCode::ControlUnavailable,
-                "The control plane's answer was not whole.",
+                "The control plane's response was incomplete.",
             );
             respond::problem(&mut conn.output, &refusal, &reply);
         }

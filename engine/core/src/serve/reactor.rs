@@ -479,7 +479,7 @@ impl Reactor {
         if std::mem::take(&mut self.listening)
             && let Err(error) = self.epoll.remove(self.listener.descriptor())
         {
-            report!("the listening socket could not be left alone: {error}");
+            report!("the listening socket could not be taken out of polling: {error}");
         }
         let tokens: Vec<u64> = self
             .connections

@@ -85,7 +85,7 @@ impl Reactor {
     /// Where the read begins, behind damage if there is some.
     fn plan_read(&self, stream: &Arc<Stream>, query: &ReadQuery) -> Result<ReadPlan, Refusal> {
         let (plan, asked) = self.plan_start(stream, query)?;
-        let failed = |error| self.engine.read_failed(error);
+        let failed = |error| self.engine.read_failed(stream, error);
         let start = ReadStart {
             position: plan.position,
             gap: plan.gap,
@@ -121,7 +121,7 @@ impl Reactor {
         stream: &Arc<Stream>,
         query: &ReadQuery,
     ) -> Result<(ReadPlan, Option<Offset>), Refusal> {
-        let failed = |error| self.engine.read_failed(error);
+        let failed = |error| self.engine.read_failed(stream, error);
         let plain = |position| ReadPlan {
             position,
             gap: None,
@@ -177,7 +177,7 @@ impl Reactor {
         let end = self
             .engine
             .window_end(stream, position, window_bytes, visible.tail)
-            .map_err(|error| self.engine.read_failed(error))?;
+            .map_err(|error| self.engine.read_failed(stream, error))?;
         let (next, boundary) = if end > position {
             offsets::offset_behind_bytes(&stream.lock(), &self.engine.losses, end)
         } else {
@@ -253,7 +253,7 @@ impl Reactor {
         if stored > INLINE_BODY_BYTES && !reply.head_only {
             self.engine
                 .check_files(stream, window.start, window.end)
-                .map_err(|error| self.engine.read_failed(error))?;
+                .map_err(|error| self.engine.read_failed(stream, error))?;
         }
         let start = conn.output.len();
         let out = &mut conn.output;
@@ -331,7 +331,7 @@ impl Reactor {
                     0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
                     count => Ok(count),
                 })
-                .map_err(|error| self.engine.read_failed(error))?;
+                .map_err(|error| self.engine.read_failed(stream, error))?;
             out.truncate(filled + count);
             position += count as u64;
         }

@@ -182,7 +182,7 @@ impl Reactor {
             if metrics.inflight_bytes.get() + total as u64 > self.engine.config.inflight_bytes_max {
                 let refusal = Refusal::with(
                     ErrorCode::ServerBusy,
-                    "Too many request bytes are under way.",
+                    "Too many request bytes are being received at once.",
                 );
                 self.refuse_and_close(conn, Some(head), refusal);
                 return None;
@@ -228,7 +228,7 @@ impl Reactor {
             if self.engine.metrics.inflight_bytes.get() > self.engine.config.inflight_bytes_max {
                 let refusal = Refusal::with(
                     ErrorCode::ServerBusy,
-                    "Too many request bytes are under way.",
+                    "Too many request bytes are being received at once.",
                 );
                 self.refuse_and_close(conn, None, refusal);
                 return Some(data.len());
@@ -276,7 +276,10 @@ impl Reactor {
         conn.timing = head.get(Known::MillstreamTiming) == Some(b"1");
         match self.dispatch(conn, head, body) {
             Flow::Wait if self.waited_too_long(conn) => {
-                let refusal = Refusal::with(ErrorCode::ServerBusy, "The log does not get on.");
+                let refusal = Refusal::with(
+                    ErrorCode::ServerBusy,
+                    "The log made no progress while the request waited.",
+                );
                 self.answer_undone(conn, head, Undone::refused(refusal));
             }
             Flow::Wait => {

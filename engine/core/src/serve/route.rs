@@ -119,7 +119,8 @@ fn stage_id(path: &[u8]) -> Result<Box<str>, Refusal> {
 /// A stream's name: percent-decoded UTF-8 without control characters or dot segments.
 pub fn stream_path(raw: &[u8]) -> Result<Cow<'_, str>, Refusal> {
     let bad = |detail: &'static str| Refusal::with(ErrorCode::BadRequest, detail);
-    let decoded = percent_decode(raw).map_err(|_| bad("The path has a bad percent escape."))?;
+    let decoded =
+        percent_decode(raw).map_err(|_| bad("The path has an invalid percent escape."))?;
     let path = match decoded {
         Cow::Borrowed(bytes) => {
             Cow::Borrowed(std::str::from_utf8(bytes).map_err(|_| bad("The path is not UTF-8."))?)
@@ -141,13 +142,13 @@ pub fn stream_path(raw: &[u8]) -> Result<Cow<'_, str>, Refusal> {
         ));
     }
     if path.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
-        return Err(bad("The path has a control character."));
+        return Err(bad("The path contains a control character."));
     }
     if path
         .split('/')
         .any(|segment| segment == "." || segment == "..")
     {
-        return Err(bad("The path has a dot segment."));
+        return Err(bad("The path contains a dot segment."));
     }
     Ok(path)
 }
@@ -173,7 +174,10 @@ pub fn read_query(query: Option<&[u8]>) -> Result<ReadQuery, Refusal> {
     for (key, raw) in query_pairs(query.unwrap_or(b"")) {
         let value = || {
             decode_query_component(raw).ok_or_else(|| {
-                Refusal::with(ErrorCode::BadRequest, "The query has a bad percent escape.")
+                Refusal::with(
+                    ErrorCode::BadRequest,
+                    "The query has an invalid percent escape.",
+                )
             })
         };
         match key {

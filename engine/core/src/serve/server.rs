@@ -165,7 +165,7 @@ impl Server {
             .max(Duration::from_millis(200));
         if !self.engine.write_clean_mark(left) {
             report!(
-                "the clean mark could not be written; the next start recovers as after a crash"
+                "the clean-shutdown mark could not be written; the next start will recover as after a crash"
             );
         }
         self.engine.shard.stop_threads();
@@ -206,7 +206,7 @@ impl Drop for Server {
 
 fn join(thread: JoinHandle<()>, name: &str) {
     if thread.join().is_err() {
-        report!("the {name} thread had panicked");
+        report!("the {name} thread panicked");
     }
 }
 

@@ -512,7 +512,7 @@ fn check_bounds(request: &CommitRequest<'_>) -> Result<(), Refusal> {
     let mut ids: Vec<&str> = request.stages.iter().map(|stage| stage.id).collect();
     ids.sort_unstable();
     match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => bad(format!("Stage {:?} is named twice.", pair[0])),
+        Some(pair) => bad(format!("Stage {:?} is listed twice.", pair[0])),
         None => Ok(()),
     }
 }

@@ -146,7 +146,7 @@ impl Engine {
         made.map_err(|mut error| {
             if let Err(left) = self.remove_unfinished(to) {
                 error.detail = format!("{}; {name} could not be removed: {left}", error.detail);
-                report!("an unfinished backup was left in {name}: {left}");
+                report!("an unfinished backup could not be removed from {name}: {left}");
             }
             error
         })

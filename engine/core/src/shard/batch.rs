@@ -128,7 +128,7 @@ impl OpenBatch {
         if number == self.number {
             let touched = &mut self.touched[slot as usize];
             if touched.stage == stage {
-                touched.visible = visible;
+                touched.visible = touched.visible.max(visible);
                 return;
             }
         }

@@ -8,6 +8,8 @@
 //! - `I-COMMIT-1` `synced` moves only after a successful sync of everything up to it, left files included.
 //! - `I-COMMIT-2` What is visible moves before its watermark, and the watermark before anybody is rung: who has
 //!   an acknowledgement can read what it acknowledges.
+//!   A sync may overtake the writer of its newest batch, so that what is visible is the highest of what both say, and
+//!   `written` is moved by the writer alone.
 //! - `I-COMMIT-3` After a failed or short write or sync nothing is written any more and no sync is tried
 //!   again: a second sync would prove nothing.
 //! - `I-COMMIT-4` Writing never waits for a sync: `writer` is taken inside `syncer` or alone, never the other way.
@@ -394,7 +396,6 @@ impl Shard {
         self.recent.synced(up_to, began_us, self.now_us());
         let noted = self.show(&mut touched, &mut syncer.woken);
         self.synced.store(up_to, Ordering::SeqCst);
-        self.written.fetch_max(up_to, Ordering::SeqCst);
         self.ring(&mut syncer.woken, Stage::Synced, reactor, noted);
         true
     }
@@ -420,9 +421,7 @@ impl Shard {
         {
             let watchers = {
                 let mut state = stream.lock();
-                if visible.tail >= state.visible.tail {
-                    state.visible = visible;
-                }
+                state.visible = state.visible.max(visible);
                 state.changed = self.changes.stamp();
                 if state.life != Life::Live {
                     self.changes.note_removed(state.changed, &stream.path);
@@ -503,7 +502,7 @@ impl Shard {
         report!("the log failed and takes no more writes until a restart: {error}");
         // Pages that a failed sync has dropped look as if they had never been written.
         if let Err(error) = leave_failed_mark(&*self.doors.disk) {
-            report!("the mark of the failure could not be left: {error}");
+            report!("the failure could not be recorded in the data directory: {error}");
         }
         self.ring_all();
     }
@@ -547,3 +546,7 @@ fn leave_failed_mark(disk: &dyn Disk) -> io::Result<()> {
     disk.open(FAILED_MARK, OpenMode::CreateOrOpen)?.sync_all()?;
     disk.sync_dir("")
 }
+
+#[cfg(test)]
+#[path = "commit_tests.rs"]
+mod tests;

@@ -50,7 +50,7 @@ impl Engine {
         let found = self.directory.get(path)?;
         if let Some(stream) = &found {
             let mut state = stream.lock();
-            if state.expired(now_ms) {
+            if self.has_expired(&state, now_ms) {
                 self.expire(stream, &mut state, now_ms)?;
             }
             match state.life {
@@ -173,7 +173,7 @@ impl Engine {
         let source = self.directory.get(fork.source_path)?.ok_or_else(missing)?;
         let (anchor, time_ms) = {
             let mut state = source.lock();
-            if state.expired(now_ms) {
+            if self.has_expired(&state, now_ms) {
                 self.expire(&source, &mut state, now_ms)?;
             }
             let gate = self.reveal_gate(&state);
@@ -225,16 +225,16 @@ impl Engine {
         };
         if !self
             .is_boundary(&source, anchor)
-            .map_err(|error| Undone::refused(self.read_failed(error)))?
+            .map_err(|error| Undone::refused(self.read_failed(&source, error)))?
         {
             return Err(invalid());
         }
         let records = self
             .records_at(&source, anchor)
-            .map_err(|error| Undone::refused(self.read_failed(error)))?;
+            .map_err(|error| Undone::refused(self.read_failed(&source, error)))?;
         let line = self
             .line_below(&source, anchor, time_ms)
-            .map_err(|error| Undone::refused(self.read_failed(error)))?;
+            .map_err(|error| Undone::refused(self.read_failed(&source, error)))?;
         let (prefix, prefix_records) = match fork.sub_offset {
             0 => (Vec::new(), 0),
             _ if matches!(self.prefix_is_at_hand(&source, anchor), Ok(false)) => {
@@ -261,7 +261,7 @@ impl Engine {
             .map_err(|refusal| refuse(refusal.sentence().to_owned()))?;
         if start.gap.is_some_and(|gap| gap.certain) {
             return Err(refuse(format!(
-                "Offset {offset} lies in a gap of the source."
+                "Offset {offset} is in a gap of the source."
             )));
         }
         Ok(start.position)
@@ -294,6 +294,7 @@ impl Engine {
             .as_ref()
             .and_then(|state| state.expiry.as_deref());
         initial.expiry = initial_expiry(request, source_expiry, now_ms);
+        self.note_access(&mut initial);
         if let (Some(point), Some(source), Some(asked)) = (&fork, &source_state, &request.fork) {
             self.begin_as_fork(&mut initial, point, source, asked);
         }

@@ -164,7 +164,7 @@ impl Engine {
         };
         match looked {
             Ok(faults) => self.record(owner, &faults),
-            Err(error) => report!("a failed read could not be looked into: {error}"),
+            Err(error) => report!("a failed read could not be investigated: {error}"),
         }
     }
 
@@ -183,13 +183,19 @@ impl Engine {
         Ok(())
     }
 
-    /// The same after a body broke off: whoever comes again finds the damage recorded.
-    pub fn doubt_files(&self, stream: &Arc<Stream>, position: u64) {
+    /// The same after a body broke off: whoever comes again finds the damage recorded. A stream that was deleted
+    /// meanwhile has lost its bytes rightly: that is no error.
+    pub fn body_failed(&self, stream: &Arc<Stream>, position: u64, why: &str) {
+        if is_gone(stream) {
+            return;
+        }
+        self.metrics.read_errors.add(1);
+        report!("a response body broke off at byte {position} of its stream: {why}");
         let looked = self.doubt(stream, position);
         match (looked, self.owner_of(stream, position)) {
             (Ok(()), Ok((owner, _))) => self.directory.damaged.suspect(owner.id),
             (Err(error), _) | (_, Err(error)) => {
-                report!("a failed read could not be looked into: {error}");
+                report!("a failed read could not be investigated: {error}");
             }
         }
     }
@@ -248,11 +254,22 @@ impl Engine {
     }
 
     /// A read error in the words of a reply; the log has the details.
-    pub fn read_failed(&self, error: io::Error) -> Refusal {
+    pub fn read_failed(&self, stream: &Stream, error: io::Error) -> Refusal {
+        if is_gone(stream) {
+            // Whether the delete will last is not known here; who asks again waits for it.
+            return Refusal::with(
+                ErrorCode::ServerBusy,
+                "The stream was deleted while it was being read.",
+            );
+        }
         self.metrics.read_errors.add(1);
         report!("read failed: {error}");
         Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
     }
+}
+
+fn is_gone(stream: &Stream) -> bool {
+    stream.lock().life == Life::Gone
 }
 
 /// Whether everything from `position` on is the stream's own and sound: nearly always.

@@ -157,6 +157,7 @@ impl Engine {
 
     /// Renews a sliding TTL for a reader, with a frame now and then that nobody waits for.
     pub fn renew_for_read(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) {
+        self.note_access(state);
         if state.expiry.is_none() || !state.renew(now_ms) {
             return;
         }
@@ -169,10 +170,21 @@ impl Engine {
         }
     }
 
+    pub fn has_expired(&self, state: &StreamState, now_ms: u64) -> bool {
+        state.expiry.is_some() && state.expired(now_ms, self.steady_ms())
+    }
+
+    /// A sliding TTL begins again.
+    pub(super) fn note_access(&self, state: &mut StreamState) {
+        if let Some(expiry) = &mut state.expiry {
+            expiry.steady_access_ms = self.steady_ms();
+        }
+    }
+
     /// Deletes the stream if it has expired; for the sweeper.
     pub fn sweep(&self, stream: &Arc<Stream>, now_ms: u64) -> Result<bool, Undone> {
         let mut state = stream.lock();
-        if !state.expired(now_ms) {
+        if !self.has_expired(&state, now_ms) {
             return Ok(false);
         }
         self.expire(stream, &mut state, now_ms)?;
@@ -188,3 +200,7 @@ impl Engine {
 #[cfg(test)]
 #[path = "delete_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "expiry_tests.rs"]
+mod expiry_tests;

@@ -38,6 +38,8 @@ pub struct Engine {
     pub cold: ColdStore,
     pub losses: Losses,
     highest_epoch: AtomicU64,
+    /// What to add to the monotonic clock.
+    steady_origin_ms: u64,
     pub stopping: AtomicBool,
     pub maintenance: crate::shard::maintain::Maintenance,
     pub marks: crate::shard::marks::Marks,
@@ -101,7 +103,9 @@ impl Engine {
         highest_epoch: u64,
         highest_generation: u64,
     ) -> Engine {
+        let running_ms = doors.clock.monotonic_us() / 1000;
         Engine {
+            steady_origin_ms: doors.clock.wall_ms().wrapping_sub(running_ms),
             config,
             doors,
             metrics,
@@ -121,6 +125,12 @@ impl Engine {
 
     pub fn now_ms(&self) -> u64 {
         self.doors.clock.wall_ms()
+    }
+
+    /// Time that passes evenly, whatever is done to the wall clock; the two agreed when the engine opened.
+    pub fn steady_ms(&self) -> u64 {
+        let running_ms = self.doors.clock.monotonic_us() / 1000;
+        self.steady_origin_ms.wrapping_add(running_ms)
     }
 
     /// A number never used before, here or in an earlier life of this directory.

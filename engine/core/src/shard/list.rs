@@ -94,7 +94,7 @@ impl Engine {
         let state = stream.lock();
         let created =
             state.control_sequence <= self.shard.synced() || state.visible.tail > state.start;
-        if state.life != Life::Live || state.expired(self.now_ms()) || !created {
+        if state.life != Life::Live || self.has_expired(&state, self.now_ms()) || !created {
             return None;
         }
         Some(StreamInfo {

@@ -228,7 +228,7 @@ impl Engine {
         offset: &str,
         max_bytes: u64,
     ) -> Result<LocalRead, Refusal> {
-        let failed = |error| self.read_failed(error);
+        let failed = |error| self.read_failed(stream, error);
         let from = |position| ReadStart {
             position,
             gap: None,

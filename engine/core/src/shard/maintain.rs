@@ -174,7 +174,7 @@ impl Engine {
         match swept {
             Ok(0) => {}
             Ok(count) => report!("removed {count} files of deleted streams"),
-            Err(error) => report!("segments could not be looked through: {error}"),
+            Err(error) => report!("segment files could not be listed: {error}"),
         }
     }
 
@@ -184,7 +184,7 @@ impl Engine {
             purges, spilled, ..
         } = self.maintenance.take_wishes();
         if let Err(error) = self.cold.release_spilled(&spilled) {
-            report!("spilled bytes could not be removed, the next start will: {error}");
+            report!("spilled bytes could not be removed; the next start will remove them: {error}");
         }
         let now_ms = self.now_ms();
         purges
@@ -201,7 +201,7 @@ impl Engine {
                     .fail(&format!("the catalog could not be written: {error}"));
                 return;
             }
-            report!("checkpoint failed, will be tried again: {error}");
+            report!("checkpoint failed and will be retried: {error}");
             // Nothing gets better by hurrying.
             std::thread::sleep(Duration::from_millis(500));
         }
@@ -238,7 +238,7 @@ impl Engine {
         self.metrics.wal_retained_bytes.sub(retained_before);
         self.free_log(staged);
         if let Err(error) = self.tidy_packs() {
-            report!("packs could not be tidied: {error}");
+            report!("packs could not be compacted: {error}");
         }
         self.metrics.checkpoints.add(1);
         self.metrics
@@ -293,7 +293,9 @@ impl Engine {
         if self.cold.pins.files.take_owed()
             && let Err(error) = self.cold.remove_unpinned().and_then(|()| self.tidy_packs())
         {
-            report!("files of deleted streams could not be removed, the next start will: {error}");
+            report!(
+                "files of deleted streams could not be removed; the next start will remove them: {error}"
+            );
         }
     }
 
@@ -365,7 +367,7 @@ impl Engine {
             && !std::mem::replace(&mut open.storage_full, true)
         {
             report!(
-                "no room for the next log file, appends are refused when this one is full: {error}"
+                "no room for the next log file; appends will be refused when this one is full: {error}"
             );
         }
         self.metrics.wal_full.set(1);
@@ -433,7 +435,7 @@ impl Engine {
                     true
                 });
         if let Err(error) = result {
-            report!("catalog could not be walked for expiring streams: {error}");
+            report!("the catalog could not be searched for expiring streams: {error}");
             return;
         }
         for path in expiring {
@@ -455,7 +457,7 @@ impl Engine {
     }
 
     pub fn sweep_expired(&self, now_ms: u64) {
-        for stream in self.directory.expiring(now_ms) {
+        for stream in self.directory.expiring(now_ms, self.steady_ms()) {
             match self.sweep(&stream, now_ms) {
                 Ok(true) => self.shard.kick(),
                 Ok(false) => {}

@@ -45,23 +45,25 @@ pub struct Marks {
     work: Condvar,
 }
 
+type Points = Option<Arc<Vec<Point>>>;
+
 #[derive(Default)]
 struct State {
     /// Oldest first; `None` while it is worked out.
-    known: VecDeque<((StreamId, u64), Option<Arc<Vec<Point>>>)>,
+    known: VecDeque<((StreamId, u64), Points)>,
     wanted: VecDeque<Append>,
     running: bool,
     stop: bool,
 }
 
 impl State {
-    fn find(&self, append: &Append) -> Option<&Option<Arc<Vec<Point>>>> {
+    fn find(&self, append: &Append) -> Option<&Points> {
         let mut newest_first = self.known.iter().rev();
         let found = newest_first.find(|(key, _)| *key == append.key());
         found.map(|(_, points)| points)
     }
 
-    fn put(&mut self, append: &Append, points: Option<Arc<Vec<Point>>>) {
+    fn put(&mut self, append: &Append, points: Points) {
         self.known.retain(|(key, _)| *key != append.key());
         if self.known.len() >= MARKED_APPENDS_MAX {
             self.known.pop_front();

@@ -432,7 +432,7 @@ impl Engine {
         anchor: u64,
         count: u64,
     ) -> Result<(Vec<u8>, u32), Refusal> {
-        let failed = |error| self.read_failed(error);
+        let failed = |error| self.read_failed(stream, error);
         let beyond = || {
             Refusal::with(
                 ErrorCode::ForkOffsetInvalid,

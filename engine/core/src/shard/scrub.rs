@@ -126,7 +126,7 @@ impl Engine {
                 },
             );
             if let Err(error) = scanned {
-                report!("catalog could not be walked for damaged streams: {error}");
+                report!("the catalog could not be searched for damaged streams: {error}");
                 return Ok(());
             }
             // Loading a stream notes its damage.

@@ -291,7 +291,9 @@ impl Engine {
     fn remove_stage_file(&self, pack: u32) -> bool {
         let removed = self.cold.drop_stage(pack);
         if let Err(error) = &removed {
-            report!("a stage's file could not be removed, the next checkpoint will: {error}");
+            report!(
+                "a stage's file could not be removed; the next checkpoint will remove it: {error}"
+            );
         }
         removed.is_ok()
     }

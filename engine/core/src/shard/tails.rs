@@ -85,7 +85,7 @@ impl Engine {
                 let gate = Gate::synced(state.control_sequence);
                 drop(state);
                 if !self.shard.wait_for(gate, PATIENCE) {
-                    let detail = "What the stream is cannot be told: the log does not get on.";
+                    let detail = "The stream's state is not final yet: the log made no progress while the request waited.";
                     return Err(Undone::refused(Refusal::with(
                         ErrorCode::ServerBusy,
                         detail,
@@ -93,7 +93,7 @@ impl Engine {
                 }
                 continue;
             }
-            if state.life != Life::Live || state.expired(self.now_ms()) {
+            if state.life != Life::Live || self.has_expired(&state, self.now_ms()) {
                 return Ok(None);
             }
             return Ok(Some(look(&mut state)));
@@ -199,21 +199,21 @@ impl Engine {
             Wanted::Offset(text) => self.place_of_offset(stream, text),
             Wanted::Number(number) => {
                 let position = self.append_of_record(stream, *number);
-                self.place_at(stream, self.known(position)?, Some(*number))
+                self.place_at(stream, self.known(stream, position)?, Some(*number))
             }
             Wanted::TimeMs(time_ms) => {
                 let position = self.position_at_time(stream, *time_ms);
-                self.place_at(stream, self.known(position)?, None)
+                self.place_at(stream, self.known(stream, position)?, None)
             }
             Wanted::Byte(byte) => {
                 let position = self.boundary_at_or_after(stream, *byte);
-                self.place_at(stream, self.known(position)?, None)
+                self.place_at(stream, self.known(stream, position)?, None)
             }
         })
     }
 
-    fn known<T>(&self, found: io::Result<T>) -> Result<T, Refusal> {
-        found.map_err(|error| self.read_failed(error))
+    fn known<T>(&self, stream: &Stream, found: io::Result<T>) -> Result<T, Refusal> {
+        found.map_err(|error| self.read_failed(stream, error))
     }
 
     /// Where the append begins that holds a record; the visible tail if there is none yet.
@@ -251,7 +251,7 @@ impl Engine {
             position,
             gap: None,
         };
-        let read = self.known(self.skip_damage(stream, start, None))?;
+        let read = self.known(stream, self.skip_damage(stream, start, None))?;
         if read.gap.is_some() {
             return self.found(stream, read, None, None);
         }
@@ -295,10 +295,10 @@ impl Engine {
             (start, state.visible.tail)
         };
         let named = (asked != Offset::START).then_some(asked);
-        let start = self.known(self.skip_damage(stream, start, named))?;
+        let start = self.known(stream, self.skip_damage(stream, start, named))?;
         let checked = start.gap.is_some() || start.position == tail;
-        if !checked && !self.known(self.is_boundary(stream, start.position))? {
-            self.known(self.doubt(stream, start.position))?;
+        if !checked && !self.known(stream, self.is_boundary(stream, start.position))? {
+            self.known(stream, self.doubt(stream, start.position))?;
             return Err(Refusal::with(
                 ErrorCode::OffsetInvalid,
                 "No append of this stream ends at this offset.",
@@ -321,11 +321,11 @@ impl Engine {
             .unwrap_or_else(|| offsets::offset_before(&stream.lock(), &self.losses, position));
         let number = match number {
             Some(number) => number,
-            None => self.known(self.records_at(stream, position))?,
+            None => self.known(stream, self.records_at(stream, position))?,
         };
         let time_ms = if position < stream.lock().visible.tail {
-            let (owner, _) = self.known(self.owner_of(stream, position))?;
-            let entry = self.known(self.own_entry(&owner, Key::End(position + 1)))?;
+            let (owner, _) = self.known(stream, self.owner_of(stream, position))?;
+            let entry = self.known(stream, self.own_entry(&owner, Key::End(position + 1)))?;
             entry.map(|entry| entry.time_ms)
         } else {
             None

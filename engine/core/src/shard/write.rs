@@ -128,6 +128,7 @@ impl Engine {
             extra.encode(&mut scratch.extra);
             self.stage_frame(stream, state, append, &scratch.extra)?
         };
+        self.note_access(state);
         self.metrics.appends.add(1);
         self.metrics.append_bytes.add(wire.len() as u64);
         Ok(Appended {
@@ -266,7 +267,7 @@ impl Engine {
         state: &mut StreamState,
         now_ms: u64,
     ) -> Result<(), Undone> {
-        if state.expired(now_ms) {
+        if self.has_expired(state, now_ms) {
             self.expire(stream, state, now_ms)?;
         }
         let code = match state.life {

@@ -90,5 +90,6 @@ pub fn initial_expiry(
         inherited,
         last_access_ms: now_ms,
         logged_access_ms: now_ms,
+        steady_access_ms: 0,
     }))
 }

@@ -294,7 +294,7 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
     if offset.epoch > tail_epoch {
         return Err(Refusal::with(
             ErrorCode::OffsetInvalid,
-            "The offset is of an epoch this stream has not reached.",
+            "The offset's epoch is newer than the stream's.",
         ));
     }
     let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
@@ -304,7 +304,7 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
     if offset.position < start {
         return Err(Refusal::with(
             ErrorCode::OffsetInvalid,
-            "The offset lies before its epoch.",
+            "The offset's position is before the start of its epoch.",
         ));
     }
     match next {

@@ -124,7 +124,7 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
     if let Some(fork) = &state.fork {
         put_u64(out, fork.source.0);
         put_u64(out, fork.anchor);
-        out.push(FORK_LINE | u8::from(fork.anchor_requested) * FORK_REQUESTED);
+        out.push(FORK_LINE | (u8::from(fork.anchor_requested) * FORK_REQUESTED));
         put_u64(out, fork.sub_offset);
         put_short(out, fork.source_path.as_bytes());
         fork.line.encode(out);
@@ -268,6 +268,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
             inherited,
             last_access_ms: access,
             logged_access_ms: access,
+            steady_access_ms: 0,
         }));
     }
     if flags & FORK != 0 {

@@ -42,8 +42,8 @@ pub enum Keep {
     Taken,
 }
 
-/// What readers may see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+/// What readers may see. Ordered: of two that were said about a stream the higher one holds, whoever comes later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Visible {
     pub tail: u64,
     pub records: u64,
@@ -59,13 +59,21 @@ pub struct Expiry {
     pub last_access_ms: u64,
     /// Last access that the log knows of.
     pub logged_access_ms: u64,
+    /// The last access in this process, by a clock that nobody can set; 0 = there was none.
+    pub steady_access_ms: u64,
 }
 
 impl Expiry {
-    pub fn expired(&self, now_ms: u64) -> bool {
-        let idle = self.ttl_seconds.is_some_and(|ttl| {
-            now_ms >= self.last_access_ms.saturating_add(ttl.saturating_mul(1000))
-        });
+    /// A moment of the calendar is one of the wall clock. A sliding TTL is a duration: while the process runs
+    /// it is measured by the steady clock, which agreed with the wall clock when the process began.
+    pub fn expired(&self, now_ms: u64, steady_ms: u64) -> bool {
+        let accessed_ms = match self.steady_access_ms {
+            0 => self.last_access_ms,
+            steady => steady,
+        };
+        let idle = self
+            .ttl_seconds
+            .is_some_and(|ttl| steady_ms >= accessed_ms.saturating_add(ttl.saturating_mul(1000)));
         idle || self.expires_at_ms.is_some_and(|at| now_ms >= at)
     }
 
@@ -335,12 +343,12 @@ impl StreamState {
         }
     }
 
-    pub fn expired(&self, now_ms: u64) -> bool {
+    pub fn expired(&self, now_ms: u64, steady_ms: u64) -> bool {
         self.life == Life::Live
             && self
                 .expiry
                 .as_ref()
-                .is_some_and(|expiry| expiry.expired(now_ms))
+                .is_some_and(|expiry| expiry.expired(now_ms, steady_ms))
     }
 
     /// Renews a sliding TTL. Returns whether the renewal is due for a frame of its own.
@@ -559,6 +567,6 @@ mod tests {
             last_access_ms: u64::MAX - 1,
             ..Expiry::default()
         };
-        assert!(!expiry.expired(u64::MAX - 1));
+        assert!(!expiry.expired(u64::MAX - 1, u64::MAX - 1));
     }
 }

@@ -328,7 +328,7 @@ impl ExtentCheck<'_, '_, '_> {
     fn bad_index(&mut self, from: At, to_entry: u32, end: u64, records_after: u64, time_ms: u64) {
         let byte = self.entry_byte(from.entry);
         let what = format!(
-            "index entry {} is damaged: bytes {}..{end} cannot be told apart",
+            "index entry {} is damaged: bytes {}..{end} cannot be split into appends",
             from.entry, from.end
         );
         self.push_index(

@@ -47,7 +47,7 @@ class Target:
         """Raises unless a connection to this address may be made for this target."""
         ip = ipaddress.ip_address(address.partition("%")[0])
         if ip.is_multicast or ip.is_unspecified or ip == _BROADCAST:
-            raise AddressRefused(f"{ip} is no address of one machine")
+            raise AddressRefused(f"{ip} is not the address of a single machine")
         if self.is_named or any(place.contains(ip, self.port) for place in self.allowed):
             return
         if not self.secure:

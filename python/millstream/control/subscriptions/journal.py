@@ -65,7 +65,7 @@ class Journal:
         try:
             return Keys.from_record(records[-1])
         except (KeyError, TypeError, ValueError) as error:
-            raise JournalDamaged(f"stream {KEYS_PATH} holds no usable key") from error
+            raise JournalDamaged(f"stream {KEYS_PATH} does not hold a usable key") from error
 
     def load(self) -> list[e.Event]:
         """All events of the current history, oldest first; leftovers of a broken rewrite are removed."""
@@ -156,7 +156,9 @@ class Journal:
             try:
                 yield from json.loads(body)
             except ValueError as error:
-                raise JournalDamaged(f"stream {path} holds no JSON array: {error}") from error
+                raise JournalDamaged(
+                    f"stream {path} does not hold a JSON array: {error}"
+                ) from error
             if up_to_date:
                 return
 

@@ -16,6 +16,7 @@ from millstream.control.limits import (
     RETRY_FIRST_MS,
     RETRY_JITTER,
     RETRY_MAX_MS,
+    SUBSCRIPTION_LINKS_MAX,
     SUBSCRIPTIONS_MAX,
     WAKE_STREAMS_MAX,
 )
@@ -107,19 +108,16 @@ class Machine:
             about = wake.snapshot
         else:
             about = self._pending_tails(subscription)
-        links = subscription.links
         views = [
-            StreamView(
-                path, links[path].explicit, links[path].acked, tail, tail > links[path].acked
-            )
+            StreamView(path, link.explicit, link.acked, tail, tail > link.acked)
             for path, tail in about.items()
-            if path in links
+            if (link := self.state.link(subscription, path)) is not None
         ]
-        if len(links) <= WAKE_STREAMS_MAX:
+        if subscription.linked <= WAKE_STREAMS_MAX:
             views += [
-                StreamView(path, link.explicit, link.acked, link.acked, pending=False)
-                for path, link in links.items()
-                if path not in about and path not in subscription.pending
+                StreamView(link.path, link.explicit, link.acked, link.acked, pending=False)
+                for link in self.state.links_of(subscription)
+                if link.path not in about and link.path not in subscription.pending
             ]
         return views
 
@@ -142,7 +140,7 @@ class Machine:
                 raise Refused(
                     409,
                     "SUBSCRIPTION_ALREADY_EXISTS",
-                    f"subscription {id!r} exists with another configuration",
+                    f"subscription {id!r} exists with a different configuration",
                 )
             if existing.base_url != base_url:
                 self._emit(outcome, e.Rebased(id, base_url))
@@ -151,8 +149,6 @@ class Machine:
             raise Refused(
                 429, "TOO_MANY_SUBSCRIPTIONS", f"at most {SUBSCRIPTIONS_MAX} subscriptions are kept"
             )
-        outcome.created = True
-        self._emit(outcome, e.Created(id, uid, asdict(config), base_url, now_ms))
         rows: dict[str, e.LinkRow] = {
             path: (path, tails.get(path, ZERO), True) for path in config.streams
         }
@@ -161,6 +157,9 @@ class Machine:
             for path, tail in tails.items():
                 if path not in rows and path != config.wake_stream and matches(path):
                     rows[path] = (path, tail, False)
+        self._check_room(len(rows))
+        outcome.created = True
+        self._emit(outcome, e.Created(id, uid, asdict(config), base_url, now_ms))
         self._link(outcome, id, rows.values(), tails)
         return outcome
 
@@ -180,8 +179,9 @@ class Machine:
         rows = {
             path: (path, tails.get(path, ZERO), True)
             for path in paths
-            if path not in subscription.links or not subscription.links[path].explicit
+            if path not in subscription.explicit
         }
+        self._check_room(len(rows))
         self._link(outcome, id, rows.values(), tails)
         return outcome
 
@@ -189,10 +189,9 @@ class Machine:
         """Ends the explicit link; an existing stream that the pattern matches stays linked by it."""
         subscription = self.get(id)
         outcome = Outcome()
-        link = subscription.links.get(path)
-        if link is None or not link.explicit:
+        if path not in subscription.explicit:
             return outcome
-        if self._wants(subscription, path) and path in self.state.tails:
+        if self._wants(subscription, path) and self.state.tail_of(path) is not None:
             self._emit(outcome, e.Relabelled(id, path))
         else:
             self._emit(outcome, e.Unlinked(id, (path,)))
@@ -214,24 +213,26 @@ class Machine:
             if not is_empty(tail):
                 self._link_newcomer(outcome, path)
             self.state.note_tail(path, tail)
-            touched.update(dict.fromkeys(self.state.owners_of.get(path, ())))
+            touched.update(dict.fromkeys(self.state.owners_of(path)))
         for id in touched:  # noqa: A001
             self._wake_if_idle(outcome, self.state.subscriptions[id])
         return outcome
 
     def _link_newcomer(self, outcome: Outcome, path: str) -> None:
-        """A stream not linked at creation did not exist then: all of it is new to the subscription."""
-        for id in sorted(self.state.globs.find(path)):  # noqa: A001
-            subscription = self.state.subscriptions[id]
-            if path not in subscription.links and path != subscription.config.wake_stream:
+        """A stream not linked at creation did not exist then: all of it is new to the subscription.
+
+        That holds above the bound of links, too: it is for those who ask, and a wake is promised.
+        """
+        for id in sorted(self.state.globs.find(path) - self.state.owners_of(path)):  # noqa: A001
+            if path != self.state.subscriptions[id].config.wake_stream:
                 self._emit(outcome, e.Linked(id, ((path, BEFORE_FIRST, False),)))
 
     def _forget_stream(self, outcome: Outcome, path: str) -> None:
         """A deleted stream loses its glob links; an explicit link waits for it, from the start."""
-        known = self.state.tails.pop(path, None)
-        for id in self.state.owners_of.get(path, ()):  # noqa: A001
-            link = self.state.subscriptions[id].links[path]
-            if link.explicit and link.acked == ZERO and known is None:
+        known = self.state.forget_tail(path)
+        for id in sorted(self.state.owners_of(path)):  # noqa: A001
+            link = self.state.link(self.state.subscriptions[id], path)
+            if link is None or (link.explicit and link.acked == ZERO and known is None):
                 continue
             self._emit(outcome, e.Unlinked(id, (path,)))
             if link.explicit:
@@ -278,11 +279,11 @@ class Machine:
         subscription = self.get(id)
         self._require_type(subscription, kind)
         wake = self._require_current(subscription, request, now_ms)
-        acks = _checked_acks(subscription, request.acks, tails)
+        acks = self._checked_acks(subscription, request.acks, tails)
         outcome = Outcome()
         for path, _ in acks:
             tail = tails[path]
-            if tail is not None and path in self.state.tails:  # not one deleted in the meantime
+            if tail is not None and self.state.tail_of(path) is not None:  # not deleted meanwhile
                 self.state.note_tail(path, tail)
         if acks:
             self._emit(outcome, e.Acked(id, acks))
@@ -319,7 +320,7 @@ class Machine:
             acks = tuple(
                 (path, tail)
                 for path, tail in wake.snapshot.items()
-                if path in subscription.links and tail > subscription.links[path].acked
+                if (link := self.state.link(subscription, path)) is not None and tail > link.acked
             )
             if acks:
                 self._emit(outcome, e.Acked(id, acks))
@@ -362,7 +363,7 @@ class Machine:
             self._finish(outcome, subscription, wake, "expired")
             self._wake_if_idle(outcome, subscription)
         elif subscription.config.type == "pull-wake" or any(
-            path in subscription.links for path in wake.snapshot
+            id in self.state.owners_of(path) for path in wake.snapshot
         ):
             outcome.effects.append(Send(id, wake.wake_id))
         else:
@@ -403,6 +404,16 @@ class Machine:
                 if path in tails:
                     self.state.note_tail(path, tails[path])
 
+    def _check_room(self, links: int) -> None:
+        if self.state.links + links > SUBSCRIPTION_LINKS_MAX:
+            raise Refused(
+                429,
+                "TOO_MANY_LINKS",
+                f"subscriptions may follow at most {SUBSCRIPTION_LINKS_MAX} streams, all"
+                f" subscriptions counted together; {self.state.links} are followed now,"
+                f" and this request adds {links}",
+            )
+
     def _wants(self, subscription: Subscription, path: str) -> bool:
         config = subscription.config
         return (
@@ -413,8 +424,8 @@ class Machine:
 
     def _pending_tails(self, subscription: Subscription) -> dict[str, str]:
         """The longest-waiting pending streams with their tails, as many as one wake may list."""
-        tails = self.state.tails
-        return {path: tails[path] for path in islice(subscription.pending, WAKE_STREAMS_MAX)}
+        pending = islice(subscription.pending, WAKE_STREAMS_MAX)
+        return {path: self.state.tail_of(path) or ZERO for path in pending}
 
     def _drop_empty_wake(self, outcome: Outcome, subscription: Subscription) -> None:
         """An unclaimed pull wake whose work vanished must not stand in the way of the next one."""
@@ -489,27 +500,27 @@ class Machine:
             raise Refused(409, "FENCED", "this wake is not claimed")
         return wake
 
-
-def _checked_acks(
-    subscription: Subscription,
-    acks: Sequence[tuple[str, str]],
-    tails: Mapping[str, str | None],
-) -> tuple[tuple[str, str], ...]:
-    """All acks, each stream once with its last offset; or a refusal if any of them is wrong."""
-    reached: dict[str, str] = {}
-    for path, offset in acks:
-        link = subscription.links.get(path)
-        if link is None:
-            raise _invalid_offset(f"stream {path!r} is not part of this subscription")
-        if not is_minted(offset):
-            raise _invalid_offset(f"{offset!r} is no offset that a read of {path!r} returned")
-        if offset < reached.get(path, link.acked):
-            raise _invalid_offset(f"{offset} lies before the acknowledged offset of {path!r}")
-        tail = tails.get(path)
-        if tail is None or offset > tail:
-            raise _invalid_offset(f"{offset} lies beyond the tail of {path!r}")
-        reached[path] = offset
-    return tuple(reached.items())
+    def _checked_acks(
+        self,
+        subscription: Subscription,
+        acks: Sequence[tuple[str, str]],
+        tails: Mapping[str, str | None],
+    ) -> tuple[tuple[str, str], ...]:
+        """All acks, each stream once with its last offset; or a refusal if any of them is wrong."""
+        reached: dict[str, str] = {}
+        for path, offset in acks:
+            link = self.state.link(subscription, path)
+            if link is None:
+                raise _invalid_offset(f"stream {path!r} is not part of this subscription")
+            if not is_minted(offset):
+                raise _invalid_offset(f"{offset!r} was not returned by a read of {path!r}")
+            if offset < reached.get(path, link.acked):
+                raise _invalid_offset(f"{offset} is before the acknowledged offset of {path!r}")
+            tail = tails.get(path)
+            if tail is None or offset > tail:
+                raise _invalid_offset(f"{offset} is beyond the tail of {path!r}")
+            reached[path] = offset
+        return tuple(reached.items())
 
 
 def _invalid_offset(message: str) -> Refused:

@@ -33,12 +33,18 @@ from millstream.control.subscriptions.machine import (
     Send,
     WakeRequest,
 )
-from millstream.control.subscriptions.model import Config, Refused, StreamView, Subscription
+from millstream.control.subscriptions.model import (
+    Config,
+    Link,
+    Refused,
+    StreamView,
+    Subscription,
+)
 from millstream.control.subscriptions.sender import Sender
 from millstream.control.subscriptions.writer import WriteFailed, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from millstream._engine import Engine
     from millstream.allowlists import Place
@@ -73,6 +79,7 @@ class SubscriptionManager:
         self._membership = asyncio.Lock()
         self._relayed: list[Change] | None = None  # changes seen while a membership change is made
         self._watched: set[str] = set()
+        self._measured: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Life.
@@ -111,6 +118,7 @@ class SubscriptionManager:
         for event in events:
             machine.state.apply(event)
         self._machine = machine
+        self._measure()
         self._available = True
         self._perform(machine.resume())
 
@@ -151,6 +159,9 @@ class SubscriptionManager:
     async def get(self, id: str) -> Subscription:  # noqa: A002
         await self._synced()
         return self._ready().get(id)
+
+    def links_of(self, subscription: Subscription) -> Iterator[Link]:
+        return self._machine.state.links_of(subscription)
 
     async def delete(self, id: str) -> None:  # noqa: A002
         async with self._membership_change():
@@ -224,10 +235,20 @@ class SubscriptionManager:
         except Refused:
             await self._synced()
             raise
+        self._measure()
         self._writer.put(outcome.events)
         await self._synced()
         self._perform(outcome.effects)
         return outcome
+
+    def _measure(self) -> None:
+        """Says among the metrics how much is kept."""
+        state = self._machine.state
+        kept = {"subscription_links": state.links, "subscription_offsets": state.offsets}
+        for name, number in kept.items():
+            if change := number - self._measured.get(name, 0):
+                self._engine.count(name, change)
+        self._measured = kept
 
     async def _synced(self) -> None:
         try:
@@ -282,7 +303,7 @@ class SubscriptionManager:
     def _scope(self) -> Scope:
         state = self._machine.state
         prefixes = {globs.literal_prefix(pattern) for pattern in state.globs.patterns()}
-        return Scope(globs.cover(prefixes), list(state.owners_of))
+        return Scope(globs.cover(prefixes), list(state.streams))
 
     @contextlib.asynccontextmanager
     async def _membership_change(self) -> AsyncIterator[None]:

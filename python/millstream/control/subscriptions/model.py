@@ -2,7 +2,8 @@
 
 Sits below `events` and `machine`. Nothing here does I/O or reads a clock.
 Invariants: a subscription has at most one wake in flight; `generation` only grows; a link's `acked` offset
-only grows while its stream lives; `pending` is exactly the links whose known tail is past `acked`.
+only grows while its stream lives; `pending` is exactly the links whose known tail is past `acked`. Links are kept by
+`state`, together for all subscriptions: here is only what differs from one subscription to the other.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class Config:
         return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Link:
+    """How a subscription and a stream belong together, put together for who asks."""
+
+    path: str
     acked: str
     explicit: bool
 
@@ -79,7 +83,11 @@ class Subscription:
     base_url: str
     created_at_ms: int
     generation: int = 0
-    links: dict[str, Link] = field(default_factory=dict)
+    linked: int = 0  # how many streams
+    explicit: set[str] = field(default_factory=set)  # those that were named, not matched
+    offsets: dict[str, str] = field(
+        default_factory=dict
+    )  # acknowledged, where not as far as others
     wake: Wake | None = None
     pending: dict[str, None] = field(default_factory=dict)  # an ordered set, oldest first
 

@@ -100,7 +100,9 @@ class SubscriptionRoutes:
         subscription, token, views = await self._manager.claim(_id(request), worker)
         wake = subscription.wake
         if wake is None:  # deleted streams or an expired lease took it away before we could answer
-            raise Refused(409, "NO_PENDING_WORK", "the work vanished while it was claimed")
+            raise Refused(
+                409, "NO_PENDING_WORK", "the pending work was removed while it was being claimed"
+            )
         return JsonResponse(
             {
                 "wake_id": wake.wake_id,
@@ -150,11 +152,11 @@ class SubscriptionRoutes:
             "pattern": config.pattern,
             "streams": [
                 {
-                    "path": path,
+                    "path": link.path,
                     "link_type": "explicit" if link.explicit else "glob",
                     "acked_offset": link.acked,
                 }
-                for path, link in islice(subscription.links.items(), VIEW_STREAMS_MAX)
+                for link in islice(self._manager.links_of(subscription), VIEW_STREAMS_MAX)
             ],
             "webhook": webhook,
             "wake_stream": config.wake_stream,
@@ -163,8 +165,8 @@ class SubscriptionRoutes:
             "status": subscription.status,
             "description": config.description,
         }
-        if len(subscription.links) > VIEW_STREAMS_MAX:
-            view["streams_total"] = len(subscription.links)
+        if subscription.linked > VIEW_STREAMS_MAX:
+            view["streams_total"] = subscription.linked
         wake = subscription.wake
         if subscription.status == "failed" and wake is not None and wake.next_attempt_at_ms:
             view["next_attempt_at"] = _timestamp(wake.next_attempt_at_ms)

@@ -3,13 +3,19 @@
 Sits between `events` and `machine`: `apply` is the only thing that changes a subscription, live and at
 replay alike, so what a restart rebuilds is what was there. Tails are knowledge about the engine, not
 history: they come from the feed and are lost and learned again.
-Invariants: `owners_of[path]` names exactly the subscriptions that link the path; `tails` has linked paths only.
+
+What is linked is kept once per stream, not once per stream and subscription: streams with the same owners share a
+group that names them, and an owner that has acknowledged as much as the others, normally everything, has no offset
+of its own. So ten thousand subscriptions to a hundred thousand quiet streams cost what one of them does.
+Invariants: `streams` has exactly the linked paths, and each path's group names exactly the subscriptions that link it;
+a known tail is the stream's base; a subscription has an offset of its own exactly where it differs from the base.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import islice
+import secrets
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from millstream.control.limits import JOURNAL_LINKS_PER_EVENT
@@ -20,15 +26,39 @@ from millstream.control.subscriptions.offsets import is_pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The streams that have the same owners. `key` is the XOR of the owners' tokens, and names no other set."""
+
+    key: int
+    owners: set[str]
+    paths: dict[str, None]
+
+
+@dataclass(slots=True)
+class Known:
+    """A linked stream. `base` is what the owners without an offset of their own have acknowledged."""
+
+    path: str
+    group: Group
+    base: str
+    tail: str | None = None
+    apart: int = 0  # how many owners have an offset of their own
 
 
 class State:
     def __init__(self) -> None:
         self.subscriptions: dict[str, Subscription] = {}
         self.globs = GlobIndex()
-        self.owners_of: dict[str, tuple[str, ...]] = {}
-        self.tails: dict[str, str] = {}
+        self.streams: dict[str, Known] = {}
         self.explicit: dict[str, int] = {}  # path -> how many subscriptions link it explicitly
+        self.links = 0  # of all subscriptions together
+        self.offsets = 0  # those of them that take memory of their own
+        self._groups: dict[int, Group] = {}
+        self._tokens: dict[str, int] = {}
 
     def apply(self, event: e.Event) -> None:
         if isinstance(event, e.Created):
@@ -49,24 +79,56 @@ class State:
                 for path in paths:
                     self._unlink(subscription, path)
             case e.Relabelled(path=path):
-                if subscription.links[path].explicit:
-                    subscription.links[path].explicit = False
+                if path in subscription.explicit:
+                    subscription.explicit.remove(path)
                     self._count_explicit(path, -1)
             case e.Acked(acks=acks):
                 for path, offset in acks:
-                    subscription.links[path].acked = offset
-                    self._refresh(subscription, path)
+                    self._keep(subscription, self.streams[path], offset)
             case _:
                 _apply_to_wake(subscription, event)
 
     def note_tail(self, path: str, tail: str) -> None:
         """Learns where a linked stream ends; an older reading that arrives late changes nothing."""
-        owners = self.owners_of.get(path)
-        if owners is None or tail < self.tails.get(path, ""):
+        known = self.streams.get(path)
+        if known is None or tail < (known.tail or ""):
             return
-        self.tails[path] = tail
-        for owner in owners:
-            self._refresh(self.subscriptions[owner], path)
+        known.tail = tail
+        if known.base == tail and not known.apart:
+            return
+        behind, known.base = known.base, tail
+        for owner in known.group.owners:
+            subscription = self.subscriptions[owner]
+            self._keep(subscription, known, subscription.offsets.get(path, behind))
+
+    def forget_tail(self, path: str) -> str | None:
+        """The stream is gone; where it ended, if that was known."""
+        known = self.streams.get(path)
+        if known is None:
+            return None
+        tail, known.tail = known.tail, None
+        return tail
+
+    def tail_of(self, path: str) -> str | None:
+        known = self.streams.get(path)
+        return known.tail if known is not None else None
+
+    def owners_of(self, path: str) -> AbstractSet[str]:
+        known = self.streams.get(path)
+        return known.group.owners if known is not None else frozenset()
+
+    def link(self, subscription: Subscription, path: str) -> Link | None:
+        known = self.streams.get(path)
+        if known is None or subscription.id not in known.group.owners:
+            return None
+        acked = subscription.offsets.get(path, known.base)
+        return Link(known.path, acked, path in subscription.explicit)
+
+    def links_of(self, subscription: Subscription) -> Iterator[Link]:
+        groups = (group for group in self._groups.values() if subscription.id in group.owners)
+        for path in chain.from_iterable(group.paths for group in groups):
+            acked = subscription.offsets.get(path) or self.streams[path].base
+            yield Link(path, acked, path in subscription.explicit)
 
     def dump(self) -> Iterator[e.Event]:
         """The shortest history that leads to this state: what a rewritten journal starts with."""
@@ -79,7 +141,8 @@ class State:
                 subscription.created_at_ms,
                 subscription.generation,
             )
-            rows = ((path, link.acked, link.explicit) for path, link in subscription.links.items())
+            links = self.links_of(subscription)
+            rows = ((link.path, link.acked, link.explicit) for link in links)
             yield from linked(subscription.id, rows)
             if subscription.wake is not None:
                 yield from _dump_wake(subscription.id, subscription.wake)
@@ -91,39 +154,77 @@ class State:
         self.subscriptions[event.id] = Subscription(
             event.id, event.uid, config, event.base_url, event.at_ms, event.generation
         )
+        # Random, so that no choice of ids makes two sets of them look the same.
+        self._tokens[event.id] = secrets.randbits(128)
         if config.pattern is not None:
             self.globs.add(config.pattern, event.id)
 
     def _delete(self, subscription: Subscription) -> None:
-        for path in list(subscription.links):
-            self._unlink(subscription, path)
+        for link in list(self.links_of(subscription)):
+            self._unlink(subscription, link.path)
         if subscription.config.pattern is not None:
             self.globs.remove(subscription.config.pattern, subscription.id)
         del self.subscriptions[subscription.id]
+        del self._tokens[subscription.id]
 
     def _link(self, subscription: Subscription, path: str, acked: str, explicit: bool) -> None:
-        link = subscription.links.get(path)
-        if link is not None:
-            if explicit and not link.explicit:
-                link.explicit = True
-                self._count_explicit(path, 1)
-            return
-        subscription.links[path] = Link(acked, explicit)
-        if explicit:
+        known = self.streams.get(path)
+        if explicit and path not in subscription.explicit:
+            subscription.explicit.add(path)
             self._count_explicit(path, 1)
-        self.owners_of[path] = (*self.owners_of.get(path, ()), subscription.id)
-        self._refresh(subscription, path)
+        if known is not None and subscription.id in known.group.owners:
+            return
+        subscription.linked += 1
+        self.links += 1
+        if known is None:
+            known = self.streams[path] = Known(path, Group(0, set(), {path: None}), acked)
+        self._move(known, subscription.id)
+        self._keep(subscription, known, acked)
 
     def _unlink(self, subscription: Subscription, path: str) -> None:
-        if subscription.links.pop(path).explicit:
+        known = self.streams[path]
+        if path in subscription.explicit:
+            subscription.explicit.remove(path)
             self._count_explicit(path, -1)
+        self._keep(subscription, known, known.base)
         subscription.pending.pop(path, None)
-        owners = tuple(owner for owner in self.owners_of[path] if owner != subscription.id)
-        if owners:
-            self.owners_of[path] = owners
+        subscription.linked -= 1
+        self.links -= 1
+        self._move(known, subscription.id)
+        if not known.group.owners:
+            del self._groups[known.group.key]
+            del self.streams[path]
+
+    def _keep(self, subscription: Subscription, known: Known, acked: str) -> None:
+        """Keeps an acknowledged offset, and whether something is pending behind it."""
+        path = known.path
+        change = (acked != known.base) - (path in subscription.offsets)
+        if acked != known.base:
+            subscription.offsets[path] = acked
+        elif change:
+            del subscription.offsets[path]
+        known.apart += change
+        self.offsets += change
+        if known.tail is not None and is_pending(acked, known.tail):
+            subscription.pending.setdefault(path)
         else:
-            del self.owners_of[path]
-            self.tails.pop(path, None)
+            subscription.pending.pop(path, None)
+
+    def _move(self, known: Known, id: str) -> None:  # noqa: A002
+        """Puts a stream into the group with this owner more, or less if it has it."""
+        group = known.group
+        key = group.key ^ self._tokens[id]
+        target = self._groups.get(key)
+        del group.paths[known.path]
+        if not group.paths:
+            self._groups.pop(group.key, None)
+        if target is None:
+            # A group that nobody else is in can become the next one: most sets on the way are nobody's.
+            owners = group.owners if not group.paths else group.owners.copy()
+            owners ^= {id}
+            target = self._groups[key] = Group(key, owners, {})
+        target.paths[known.path] = None
+        known.group = target
 
     def _count_explicit(self, path: str, change: int) -> None:
         count = self.explicit.get(path, 0) + change
@@ -131,13 +232,6 @@ class State:
             self.explicit[path] = count
         else:
             del self.explicit[path]
-
-    def _refresh(self, subscription: Subscription, path: str) -> None:
-        tail = self.tails.get(path)
-        if tail is not None and is_pending(subscription.links[path].acked, tail):
-            subscription.pending.setdefault(path)
-        else:
-            subscription.pending.pop(path, None)
 
 
 def linked(id: str, rows: Iterable[e.LinkRow]) -> Iterator[e.Linked]:  # noqa: A002

@@ -90,7 +90,7 @@ impl Pipeline {
         };
         let refusal = Refusal::with(
             ErrorCode::ServerBusy,
-            "Too many pipeline requests are under way.",
+            "Too many pipeline requests are in progress.",
         );
         self.finish(job.reactor, job.conn, Err(Undone::refused(refusal)));
     }
@@ -139,7 +139,10 @@ impl Pipeline {
                 return Err(Undone::refused(ErrorCode::ShuttingDown));
             }
             if shard.failed() || waited_us > PATIENCE_US {
-                let refusal = Refusal::with(ErrorCode::ServerBusy, "The log does not get on.");
+                let refusal = Refusal::with(
+                    ErrorCode::ServerBusy,
+                    "The log made no progress while the request waited.",
+                );
                 return Err(Undone::refused(refusal));
             }
             shard.kick();

@@ -113,7 +113,11 @@ fn parse_range(number: usize, asked: AskedRange<'_>) -> Result<Range, Refusal> {
     }
     let incarnation = asked.incarnation.map(|text| {
         let id = text.parse().map(StreamId);
-        id.map_err(|_| bad(format!("ranges[{number}]: the incarnation is no number.")))
+        id.map_err(|_| {
+            bad(format!(
+                "ranges[{number}]: the incarnation is not a number."
+            ))
+        })
     });
     Ok(Range {
         stream: asked.stream.into_owned(),
@@ -154,7 +158,7 @@ fn parse_columns(names: Option<&[Cow<'_, str>]>) -> Result<Vec<Column>, Refusal>
             ))
         })?;
         if columns.contains(&column) {
-            return Err(bad(format!("The column {name} is asked for twice.")));
+            return Err(bad(format!("Column {name} is requested twice.")));
         }
         columns.push(column);
     }
@@ -181,7 +185,7 @@ pub fn run(engine: &Arc<Engine>, body: &[u8]) -> Result<Answer, Undone> {
     if engine.metrics.pipeline_answer_bytes.get() > PIPELINE_ANSWERS_MAX_BYTES {
         return Err(Undone::refused(Refusal::with(
             ErrorCode::ServerBusy,
-            "Too many bytes of answers wait for their clients.",
+            "Too many response bytes are waiting for clients to read them.",
         )));
     }
     let mut walk = Walk::new(engine, &read, Encoder::new(&read.columns));

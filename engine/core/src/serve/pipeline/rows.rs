@@ -47,7 +47,7 @@ impl Walk<'_> {
             let append = &bytes[(course.position - from) as usize..(entry.end - from) as usize];
             if let Err(error) = block.check(append, entry) {
                 self.engine.examine_block(block, &error);
-                outcome = Err(self.engine.read_failed(error));
+                outcome = Err(self.engine.read_failed(&course.stream, error));
                 break;
             }
             match self.take_append(course, append, entry, epoch, &mut run) {
@@ -100,7 +100,7 @@ impl Walk<'_> {
         let (sound, checked) = block.check_run(bytes, course.position, entries);
         let failed = checked.err().map(|error| {
             self.engine.examine_block(block, &error);
-            self.engine.read_failed(error)
+            self.engine.read_failed(&course.stream, error)
         });
         let entries = &entries[..sound];
         let comma = usize::from(course.json);
@@ -174,7 +174,7 @@ impl Walk<'_> {
         if !course.json || ends.len() as u64 != entry.records - course.base {
             return Err(Refusal::with(
                 ErrorCode::Internal,
-                format!("The records of the append at {begins} cannot be told apart."),
+                format!("The append at {begins} cannot be split into records."),
             ));
         }
         let mut outcome = Stretch::Done;

@@ -119,7 +119,7 @@ impl Question {
         let which = match (asked.streams, asked.pattern) {
             (Some(streams), None) => Which::Named(parse_names(streams)?),
             (None, Some(pattern)) => Which::Matching(patterns.get(&pattern, hold)?),
-            _ => return Err(bad("Exactly one of streams and pattern is needed.")),
+            _ => return Err(bad("Give exactly one of streams and pattern.")),
         };
         if asked.wait_ms > TAILS_WAIT_MAX_MS {
             return Err(bad(format!("wait_ms is at most {TAILS_WAIT_MAX_MS}.")));
@@ -184,7 +184,7 @@ fn parse_names(streams: Vec<AskedStream<'_>>) -> Result<Vec<Named>, Refusal> {
 
 fn parse_id(text: &str) -> Result<StreamId, Refusal> {
     let parsed = text.parse().map(StreamId);
-    parsed.map_err(|_| bad(format!("{text:?} is no incarnation.")))
+    parsed.map_err(|_| bad(format!("{text:?} is not an incarnation.")))
 }
 
 // --- its evaluation --------------------------------------------------------------------------

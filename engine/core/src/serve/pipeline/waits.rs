@@ -60,7 +60,7 @@ impl Pipeline {
             drop(waits);
             let refusal = Refusal::with(
                 ErrorCode::ServerBusy,
-                "Too many questions are waiting, or too large ones; without wait_ms they are answered.",
+                "Too many requests are waiting for changes, or they are too large together; without wait_ms they are answered at once.",
             );
             return self.finish(waiting.reactor, waiting.conn, Err(Undone::refused(refusal)));
         }

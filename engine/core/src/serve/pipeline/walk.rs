@@ -199,7 +199,8 @@ impl<'a> Walk<'a> {
     fn stretch(&mut self, course: &mut Course) -> Result<Option<Stretch>, Refusal> {
         self.cross_epoch(course);
         let engine = self.engine;
-        let failed = |error| engine.read_failed(error);
+        let stream = Arc::clone(&course.stream);
+        let failed = |error| engine.read_failed(&stream, error);
         let inside = course.position < course.end;
         // Damage may have reached beyond the end.
         if course.position > course.end || (!inside && course.record >= course.end_record) {
@@ -251,7 +252,7 @@ impl<'a> Walk<'a> {
         let engine = self.engine;
         let records = engine
             .records_at(&course.stream, end)
-            .map_err(|error| engine.read_failed(error))?;
+            .map_err(|error| engine.read_failed(&course.stream, error))?;
         let (from, to) = {
             let state = course.stream.lock();
             let to = offsets::offset_before(&state, &engine.losses, end);
@@ -283,7 +284,7 @@ impl<'a> Walk<'a> {
                 .pull(&course.stream, course.position, end, &mut block);
             let result = match pulled {
                 Ok(()) => self.take_block(course, &block, epoch),
-                Err(error) => Err(self.engine.read_failed(error)),
+                Err(error) => Err(self.engine.read_failed(&course.stream, error)),
             };
             self.block = block;
             if let Stretch::Full = result? {
@@ -331,7 +332,7 @@ fn begin(
     range: &Range,
     stream: &Arc<Stream>,
 ) -> Result<(Course, Option<Gap>), Refusal> {
-    let failed = |error| engine.read_failed(error);
+    let failed = |error| engine.read_failed(stream, error);
     let start = engine.resolve_boundary(stream, range.from.offset)?;
     let (end, offset) = {
         let state = stream.lock();
@@ -360,7 +361,7 @@ fn begin(
         engine.doubt(stream, end.position).map_err(failed)?;
         return Err(Refusal::with(
             ErrorCode::OffsetInvalid,
-            "No append of this stream ends where the range does.",
+            "The range does not end where an append of this stream ends.",
         ));
     }
     // An end in an older epoch than the bytes there: nothing behind the position belongs to the range.

@@ -156,6 +156,7 @@ impl Engine {
         tag: &ProducerTag<'_>,
     ) {
         let Some(share) = entry.share else { return };
+        self.note_access(&mut entry.state);
         let bytes = share.bytes.as_deref().unwrap_or(&[]);
         match &frames.kind {
             Kind::Adopted(_) => {

@@ -184,7 +184,7 @@ impl<'a> Salvage<'a> {
             if state.life != Life::Gone {
                 self.directory.mark_dirty(&existing, &mut state.dirty);
                 state.apply_delete(true, frame.sequence);
-                state.count_memory(&self.metrics);
+                state.count_memory(self.metrics);
             }
         }
         Ok(())
@@ -212,7 +212,7 @@ impl<'a> Salvage<'a> {
                 let piece = (position - state.tail).min(FILL_BYTES) as usize;
                 state.push_bytes(&zeros[..piece], 0);
             }
-            state.count_memory(&self.metrics);
+            state.count_memory(self.metrics);
             mark_damaged(&mut state, tail, position);
             let what = format!("bytes {tail}..{position}: they were in damaged frames of the log");
             self.repaired.gave_up(Some(&stream.path), what);

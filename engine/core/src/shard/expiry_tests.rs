@@ -1,0 +1,174 @@
+//! What a wall clock that is set does to streams that expire: nothing to a sliding TTL, everything to a date.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::config::Config;
+use crate::io::tests::TestDirectory;
+use crate::io::{Clock, Doors};
+use crate::shard::adopt::{CommitRequest, CommitStage};
+use crate::shard::engine::Engine;
+use crate::shard::write::WriteScratch;
+use crate::stream::append::AppendRequest;
+use crate::stream::lifecycle::CreateRequest;
+
+const BEGIN_MS: u64 = 1_700_000_000_000;
+const TTL_S: u64 = 60;
+const HOUR_MS: u64 = 3_600_000;
+
+/// Clocks that move as they are told to.
+struct Clocks {
+    wall_ms: AtomicU64,
+    monotonic_us: AtomicU64,
+}
+
+impl Clocks {
+    fn pass_ms(&self, by_ms: u64) {
+        self.wall_ms.fetch_add(by_ms, Ordering::Relaxed);
+        self.monotonic_us.fetch_add(by_ms * 1000, Ordering::Relaxed);
+    }
+
+    fn set_ms(&self, wall_ms: u64) {
+        self.wall_ms.store(wall_ms, Ordering::Relaxed);
+    }
+}
+
+impl Clock for Clocks {
+    fn wall_ms(&self) -> u64 {
+        self.wall_ms.load(Ordering::Relaxed)
+    }
+
+    fn monotonic_us(&self) -> u64 {
+        self.monotonic_us.load(Ordering::Relaxed)
+    }
+}
+
+fn clocks() -> Arc<Clocks> {
+    Arc::new(Clocks {
+        wall_ms: AtomicU64::new(BEGIN_MS),
+        monotonic_us: AtomicU64::new(5_000_000),
+    })
+}
+
+fn with_engine<T>(
+    directory: &TestDirectory,
+    clocks: &Arc<Clocks>,
+    work: impl FnOnce(&Engine) -> T,
+) -> T {
+    let config = Config {
+        listen: false,
+        reactors: 1,
+        ..Config::default()
+    };
+    let mut doors = Doors::real(directory.path()).expect("doors");
+    doors.clock = Arc::clone(clocks) as Arc<dyn Clock>;
+    let opened = Engine::open(config, doors, &mut |_| {}).expect("opens");
+    let engine = opened.engine;
+    let committing = Arc::clone(&engine);
+    let thread = std::thread::spawn(move || committing.shard.run_commit_thread());
+    let result = work(&engine);
+    engine.shard.stop_threads();
+    thread.join().expect("commit thread");
+    result
+}
+
+fn create(engine: &Engine, path: &str, request: CreateRequest<'_>) {
+    let created = engine.create(path, &request, b"", engine.now_ms());
+    assert!(created.is_ok_and(|created| created.new));
+}
+
+fn sliding() -> CreateRequest<'static> {
+    CreateRequest {
+        ttl_seconds: Some(TTL_S),
+        ..CreateRequest::default()
+    }
+}
+
+/// Whether the stream is there after the sweeper has been around.
+fn lives(engine: &Engine, path: &str) -> bool {
+    engine.sweep_expired(engine.now_ms());
+    engine.local_tail(path).expect("told").is_some()
+}
+
+/// The ways in which a stream is used: each begins its TTL again.
+fn use_by(engine: &Engine, path: &str, how: &str) {
+    let stream = engine.find(path).ok().flatten().expect("there");
+    match how {
+        "append" => {
+            let request = AppendRequest {
+                content_type: Some(b"application/octet-stream"),
+                ..AppendRequest::default()
+            };
+            let (now_ms, mut scratch) = (engine.now_ms(), WriteScratch::default());
+            let appended = engine.append(&stream, &request, b"x", Ok(1), now_ms, &mut scratch);
+            assert!(appended.is_ok());
+        }
+        "commit" => {
+            let staged = engine.local_stage("stage", &[(path, b"x")]);
+            let request = CommitRequest {
+                producer: "job",
+                epoch: 0,
+                streams: vec![path],
+                stages: vec![CommitStage {
+                    id: "stage",
+                    checksum: staged.expect("staged").record.head.checksum,
+                }],
+            };
+            engine.local_commit(&request).expect("committed");
+        }
+        _ => engine.renew_for_read(&stream, &mut stream.lock(), engine.now_ms()),
+    }
+}
+
+#[test]
+fn a_wall_clock_that_is_set_neither_ends_nor_prolongs_a_sliding_ttl() {
+    for to_ms in [BEGIN_MS + HOUR_MS, BEGIN_MS - HOUR_MS] {
+        for how in ["append", "commit", "read"] {
+            let (directory, clocks) = (TestDirectory::new(), clocks());
+            with_engine(&directory, &clocks, |engine| {
+                create(engine, "used", sliding());
+                create(engine, "idle", sliding());
+                clocks.set_ms(to_ms);
+                assert!(lives(engine, "used") && lives(engine, "idle"), "{how}");
+                clocks.pass_ms(TTL_S * 1000 - 1);
+                assert!(lives(engine, "used") && lives(engine, "idle"), "{how}");
+                use_by(engine, "used", how);
+                clocks.pass_ms(1);
+                assert!(!lives(engine, "idle"), "{how}: its time is over");
+                clocks.set_ms(BEGIN_MS);
+                clocks.pass_ms(TTL_S * 1000 - 2);
+                assert!(lives(engine, "used"), "{how}: it was used");
+                clocks.pass_ms(1);
+                assert!(!lives(engine, "used"), "{how}: its time is over");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_date_is_one_of_the_wall_clock() {
+    let (directory, clocks) = (TestDirectory::new(), clocks());
+    with_engine(&directory, &clocks, |engine| {
+        let request = CreateRequest {
+            expires_at_ms: Some(BEGIN_MS + HOUR_MS),
+            ..CreateRequest::default()
+        };
+        create(engine, "dated", request);
+        assert!(lives(engine, "dated"));
+        clocks.set_ms(BEGIN_MS + HOUR_MS);
+        assert!(!lives(engine, "dated"));
+    });
+}
+
+#[test]
+fn across_a_restart_a_sliding_ttl_goes_by_the_wall_clock() {
+    let (directory, clocks) = (TestDirectory::new(), clocks());
+    with_engine(&directory, &clocks, |engine| {
+        create(engine, "s", sliding());
+        engine.local_append("s", b"logged").expect("appended");
+    });
+    clocks.set_ms(BEGIN_MS + TTL_S * 500);
+    with_engine(&directory, &clocks, |engine| assert!(lives(engine, "s")));
+    clocks.set_ms(BEGIN_MS + HOUR_MS);
+    with_engine(&directory, &clocks, |engine| assert!(!lives(engine, "s")));
+}
