@@ -23,7 +23,7 @@ const INLINE_BODY_BYTES: u64 = 64 * 1024;
 pub struct ReadPlan {
     pub position: u64,
     pub gap: Option<Gap>,
-    /// The client named an offset that the server had given it.
+    /// The client named an offset that no other life of the path can have given it.
     pub minted: bool,
     /// `offset=now`: only what comes.
     pub now: bool,
@@ -157,13 +157,13 @@ impl Reactor {
         }
         let offset = Offset::parse(text).ok_or(ErrorCode::OffsetInvalid)?;
         let start = offsets::resolve(&stream.lock(), &self.engine.losses, offset)?;
-        let minted = offset != Offset::START;
         let plan = ReadPlan {
             gap: start.gap,
-            minted,
+            // What a fork inherits has the names of its source: another fork at this path may go on differently.
+            minted: offset.epoch >= stream.id.0,
             ..plain(start.position)
         };
-        Ok((plan, minted.then_some(offset)))
+        Ok((plan, (offset != Offset::START).then_some(offset)))
     }
 
     /// The window that begins at `position`, with everything about it seen at one moment.
