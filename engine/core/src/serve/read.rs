@@ -415,10 +415,12 @@ impl Reactor {
     }
 }
 
-/// Incarnation, start, end, and whether the end is the end for good.
+/// Incarnation, start, end with its epoch, and whether the end is the end for good. The epoch tells bytes that were lost
+/// from those that took their place.
 fn etag(stream: &Stream, window: &Window) -> String {
     let mark = if window.closed { ":c" } else { "" };
-    format!("\"{}:{}:{}{mark}\"", stream.id.0, window.start, window.end)
+    let (id, start, epoch, end) = (stream.id.0, window.start, window.next.epoch, window.end);
+    format!("\"{id}:{start}:{epoch}:{end}{mark}\"")
 }
 
 /// `If-None-Match`: a list, weak or not, or `*`.
