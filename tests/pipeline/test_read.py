@@ -291,6 +291,8 @@ def test_forks_read_through_to_their_sources(
         whole = pipeline.read(pipeline.whole(fork), columns=ALL_COLUMNS, key_path="a")
         assert whole.column("value") == expected
         assert whole.column("offset") == list(range(len(expected)))
+        epochs = [int(middle[:16])] * known + [int(api.head(fork)["stream-incarnation"])] * 2
+        assert whole.column("epoch") == epochs
         small = pipeline.read(
             pipeline.whole(fork), columns=ALL_COLUMNS, key_path="a", max_bytes=1999
         )

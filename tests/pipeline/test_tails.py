@@ -134,7 +134,7 @@ def test_places_in_forks(pipeline: Pipeline, api: Api, path: str) -> None:
     api.post(path, b"[6]", JSON)
     fork = f"{path}-fork"
     headers = {"Stream-Forked-From": Api.target(path), "Stream-Fork-Offset": middle}
-    api.put(fork, b"", JSON, headers)
+    own = api.put(fork, b"", JSON, headers)["stream-incarnation"]
     assert pipeline.tail(fork)["tail"] == {"offset": middle, "number": 5}
     api.post(fork, b"[7,8]", JSON)
     found = pipeline.tail(fork, *[{"number": number} for number in range(8)])["at"]
@@ -142,7 +142,9 @@ def test_places_in_forks(pipeline: Pipeline, api: Api, path: str) -> None:
     places = [at["offset"] for at in found]
     assert places[0] == places[2]
     assert places[3] == places[4] != places[2]
-    assert places[5] == places[6] == middle
+    # The fork point has two names: the source's, and the one under which the fork's own records begin.
+    assert places[5] == places[6] == f"{int(own):016}{middle[16:]}"
+    assert pipeline.tail(fork, {"offset": middle})["at"][0] == {**found[5], "offset": middle}
 
 
 def test_a_lost_tail_is_a_gap_at_the_offset(

@@ -154,11 +154,13 @@ def test_a_restored_stream_goes_on_in_a_new_epoch(
     assert api.put("s", b"kept.").status == 201
     backed_up(api, tmp_path / "backup")
     lost = api.post("s", b"lost.").offset
+    tag = api.get("s")["etag"]
     copy = Api(start_server(data_dir=restored(tmp_path / "backup", tmp_path / "restored")))
     new = copy.post("s", b"newer").offset
     assert new.split("_")[1] == lost.split("_")[1]
     assert new > lost
     assert copy.read_all("s") == b"kept.newer"
+    assert tag not in (copy.get("s")["etag"], copy.head("s")["etag"]), "as many bytes, and others"
     answer = copy.get("s", offset=lost)
     assert (answer.status, answer.body) == (200, b"newer"), answer
     assert "reason=restore" in answer["stream-gap"]

@@ -55,6 +55,8 @@ pub const LOSSES_MAX: usize = 4096;
 pub const DAMAGED_RANGES_MAX: usize = 4096;
 /// Streams that wait for the scrub out of turn.
 pub const SUSPECTS_MAX: usize = 65_536;
+/// Epochs that a fork knows besides its first: it forgets the oldest, whose offsets then read it from the start.
+pub const FORK_EPOCHS_MAX: usize = 32;
 /// Inherited pieces of a fork, each of another ancestor, that one request reads: its window ends behind them.
 pub const FORK_PIECES_MAX: usize = 64;
 /// Streams of a chain that a request purges itself; the rest of the chain is left to maintenance.

@@ -405,10 +405,6 @@ pub fn offsets(engine: &Engine, world: &World, history: &History, sleeps: u64) -
         };
         let state = stream.lock();
         for (incarnation, offset, pieces) in history.observed_at(model.path) {
-            // A fork shares its source's epochs: only its incarnation tells it from an earlier fork here.
-            if incarnation != model.id && model.source.is_some() {
-                continue;
-            }
             let what = format!(
                 "{}: offset {offset} of incarnation {incarnation}",
                 model.path
@@ -418,12 +414,21 @@ pub fn offsets(engine: &Engine, world: &World, history: &History, sleeps: u64) -
                 resolved.map_err(|refusal| format!("{what} is refused: {}", refusal.sentence()))?;
             match start.gap {
                 _ if offset.position == 0 && start.position == 0 => {}
-                Some(gap) if incarnation != model.id => {
+                Some(gap) if incarnation != model.id && gap.certain => {
                     differ("gap reason", &what, gap.reason, GapReason::Recreated)?;
-                    differ("position", &what, start.position, 0)?;
+                    // A fork may have a beginning in common with what was here before: reading goes on behind it.
+                    let common = model.pieces_up_to(start.position);
+                    let common = common.and_then(|count| model.pieces.get(..count));
+                    if !common.is_some_and(|common| pieces.starts_with(common)) {
+                        return Err(format!("{what} goes on at {}, too late", start.position));
+                    }
                 }
-                None if incarnation != model.id => {
-                    return Err(format!("{what} is taken for one of the new stream"));
+                _ if incarnation != model.id => {
+                    let same = model.pieces.get(..pieces.len()) == Some(pieces);
+                    if model.source.is_none() || !same {
+                        return Err(format!("{what} is taken for one of the new stream"));
+                    }
+                    differ("position", &what, start.position, offset.position)?;
                 }
                 gap => {
                     let kept = model.pieces.get(..pieces.len()) == Some(pieces);

@@ -128,31 +128,38 @@ impl History {
         pieces: usize,
     ) -> Result<(), String> {
         let named = &stream.pieces[..pieces];
-        let of_stream = self.observed.entry((stream.path, stream.id)).or_default();
-        match of_stream.get(&offset) {
-            None => {
-                of_stream.insert(offset, named.to_vec());
-                Ok(())
+        // Of whatever life of the path: a client does not know which one it has to do with.
+        for ((_, id), offsets) in self.observed_lives(stream.path) {
+            if let Some(before) = offsets.get(&offset).filter(|before| *before != named) {
+                return Err(format!(
+                    "offset {offset} of {} names two byte strings: {} appends of incarnation {id} before, \
+                     {} of {} now",
+                    stream.path,
+                    before.len(),
+                    named.len(),
+                    stream.id,
+                ));
             }
-            Some(before) if before == named => Ok(()),
-            Some(before) => Err(format!(
-                "offset {offset} of {} names two byte strings: {} appends before, {} now",
-                stream.path,
-                before.len(),
-                named.len()
-            )),
         }
+        let of_stream = self.observed.entry((stream.path, stream.id)).or_default();
+        of_stream.entry(offset).or_insert_with(|| named.to_vec());
+        Ok(())
+    }
+
+    fn observed_lives(
+        &self,
+        path: &'static str,
+    ) -> impl Iterator<Item = (&(&'static str, u64), &BTreeMap<Offset, Vec<Piece>>)> {
+        self.observed.range((path, 0)..=(path, u64::MAX))
     }
 
     /// All offsets clients know of a path, with the incarnation each belongs to.
     pub fn observed_at(&self, path: &'static str) -> impl Iterator<Item = (u64, Offset, &[Piece])> {
-        self.observed
-            .range((path, 0)..=(path, u64::MAX))
-            .flat_map(|((_, id), offsets)| {
-                offsets
-                    .iter()
-                    .map(move |(offset, pieces)| (*id, *offset, pieces.as_slice()))
-            })
+        self.observed_lives(path).flat_map(|((_, id), offsets)| {
+            offsets
+                .iter()
+                .map(move |(offset, pieces)| (*id, *offset, pieces.as_slice()))
+        })
     }
 
     pub fn highest_epoch_seen(&self, stream: &StreamModel) -> u64 {

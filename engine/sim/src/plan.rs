@@ -60,6 +60,10 @@ pub enum Op {
     Recreate {
         path: usize,
     },
+    /// A delete, and the same create behind it.
+    Renew {
+        path: usize,
+    },
     Append {
         path: usize,
         size: usize,
@@ -324,7 +328,8 @@ impl Drawer {
             55 => Op::DropStage {
                 slot: self.dice.below(SLOTS) as usize,
             },
-            56..62 => Op::Delete { path: self.path() },
+            56..60 => Op::Delete { path: self.path() },
+            60..62 => Op::Renew { path: self.path() },
             62..68 => Op::Commit,
             68..75 => Op::Write,
             75..79 => Op::SetClass {

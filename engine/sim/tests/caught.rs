@@ -159,3 +159,8 @@ fn a_disk_stream_that_is_not_synced_in_time_is_caught() {
     };
     assert_caught("let the disk clock run late", bugs, 100);
 }
+
+#[test]
+fn forks_in_the_epoch_of_their_source_are_caught() {
+    assert_caught("share epochs", sabotaged(Sabotage::ShareEpochs), 300);
+}

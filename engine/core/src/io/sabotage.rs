@@ -25,6 +25,8 @@ pub enum Sabotage {
     StageUnsynced,
     /// A checkpoint drops removed streams without a word about where they ended.
     ForgetEndings,
+    /// A fork's own bytes lie in the epoch of its source.
+    ShareEpochs,
 }
 
 #[cfg(feature = "sabotage")]

@@ -23,7 +23,7 @@ const INLINE_BODY_BYTES: u64 = 64 * 1024;
 pub struct ReadPlan {
     pub position: u64,
     pub gap: Option<Gap>,
-    /// The client named an offset that the server had given it.
+    /// The client named an offset that no other life of the path can have given it.
     pub minted: bool,
     /// `offset=now`: only what comes.
     pub now: bool,
@@ -157,13 +157,13 @@ impl Reactor {
         }
         let offset = Offset::parse(text).ok_or(ErrorCode::OffsetInvalid)?;
         let start = offsets::resolve(&stream.lock(), &self.engine.losses, offset)?;
-        let minted = offset != Offset::START;
         let plan = ReadPlan {
             gap: start.gap,
-            minted,
+            // What a fork inherits has the names of its source: another fork at this path may go on differently.
+            minted: offset.epoch >= stream.id.0,
             ..plain(start.position)
         };
-        Ok((plan, minted.then_some(offset)))
+        Ok((plan, (offset != Offset::START).then_some(offset)))
     }
 
     /// The window that begins at `position`, with everything about it seen at one moment.
@@ -415,10 +415,12 @@ impl Reactor {
     }
 }
 
-/// Incarnation, start, end, and whether the end is the end for good.
+/// Incarnation, start, end with its epoch, and whether the end is the end for good. The epoch tells bytes that were lost
+/// from those that took their place.
 fn etag(stream: &Stream, window: &Window) -> String {
     let mark = if window.closed { ":c" } else { "" };
-    format!("\"{}:{}:{}{mark}\"", stream.id.0, window.start, window.end)
+    let (id, start, epoch, end) = (stream.id.0, window.start, window.next.epoch, window.end);
+    format!("\"{id}:{start}:{epoch}:{end}{mark}\"")
 }
 
 /// `If-None-Match`: a list, weak or not, or `*`.

@@ -59,7 +59,7 @@ impl Engine {
         class: Class,
         now_ms: u64,
     ) -> Result<u64, Undone> {
-        let (epoch, since) = (self.applied_tail(state).epoch, self.highest_epoch());
+        let (epoch, since) = (self.losses.tail_epoch(state), self.highest_epoch());
         let visible = Visible {
             tail: state.tail,
             records: state.records,

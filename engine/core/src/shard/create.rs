@@ -375,17 +375,7 @@ impl Engine {
         source: &StreamState,
         asked: &ForkRequest<'_>,
     ) {
-        initial.first_epoch = source.first_epoch;
-        initial.later_epochs = source
-            .later_epochs
-            .iter()
-            .copied()
-            .filter(|(_, start)| *start < point.anchor)
-            .collect();
-        let tail_epoch = self.losses.tail_epoch(source);
-        if point.anchor >= source.tail && tail_epoch > initial.last_epoch() {
-            initial.later_epochs.push((tail_epoch, point.anchor));
-        }
+        offsets::inherit_epochs(initial, source, &self.losses, point.anchor, asked.offset);
         initial.last_time_ms = point.line.time_ms;
         initial.start = point.anchor;
         initial.start_records = point.records;

@@ -301,8 +301,8 @@ impl Engine {
         self.is_damage_edge(stream, position)
     }
 
-    /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, within
-    /// one epoch, before the next damaged range and behind a bounded number of inherited pieces; a single larger append
+    /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, before
+    /// the next possible loss, before the next damaged range and behind a bounded number of inherited pieces; a single larger append
     /// still goes out whole.
     /// `tail` is the visible tail as the caller saw it.
     pub fn window_end(
@@ -312,8 +312,7 @@ impl Engine {
         window: u64,
         tail: u64,
     ) -> io::Result<u64> {
-        let epoch_end = offsets::epoch_end_after(&stream.lock(), position);
-        let end = tail.min(epoch_end);
+        let end = tail.min(offsets::loss_after(&stream.lock(), position));
         let limit = position.saturating_add(window);
         let near = self.pieces_end(stream, position, end.min(limit))?;
         let sound = self.damage_start(stream, position, near)?;

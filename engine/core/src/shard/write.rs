@@ -63,13 +63,14 @@ impl Engine {
                 });
             }
         }
+        let epoch = self.losses.tail_epoch(&state);
         self.stage_append(
             stream,
             &mut state,
             request,
             wire,
             record_count,
-            tail.epoch,
+            epoch,
             now_ms,
             scratch,
         )

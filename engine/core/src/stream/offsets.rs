@@ -3,13 +3,22 @@
 //! A stream's bytes are divided into epochs; the byte position goes on across them. An epoch ends where a tail
 //! may have been lost, so an offset of an older epoch either still names the same bytes or leads to a gap.
 //!
+//! A fork's own bytes lie in an epoch of its own, its id: the path may have been a fork of the same source before.
+//! What it inherits keeps the epochs of the streams that it comes from. Where two of them meet is a *seam*: nothing is
+//! missing there, both offsets are the same place, and reads go on across it. What a source may have lost before is no
+//! gap of its fork, which never had it; and as an epoch that began with a loss is that of many streams, an earlier
+//! one at the fork's path perhaps among them, the fork's own epoch begins there already and names what follows.
+//!
 //! Invariants
-//! - `I-OFFSET-1` No offset ever names two different byte strings.
-//! - `I-OFFSET-2` No response spans an epoch boundary; the read that starts at one carries the gap.
+//! - `I-OFFSET-1` No offset ever names two different byte strings at one path.
+//! - `I-OFFSET-2` No response spans a possible loss; the read that starts at one carries the gap.
+//! - `I-OFFSET-3` Of a stream's epochs, those up to its id are streams' ids, and begin at seams; later ones began with
+//!   a loss. (Forks of older directories may have inherited some of the latter.)
 
 use crate::codec::Reader;
 use crate::error::ErrorCode;
-use crate::limits::LOSSES_MAX;
+use crate::io::sabotage::{self, Sabotage};
+use crate::limits::{FORK_EPOCHS_MAX, LOSSES_MAX};
 use crate::model::{Class, Offset};
 use crate::refusal::Refusal;
 use crate::stream::state::StreamState;
@@ -171,16 +180,63 @@ pub fn applied_tail(state: &StreamState, losses: &Losses) -> Offset {
 /// The offset reported for a read or append that ended at `position`: at the tail it is the tail's epoch,
 /// before it the epoch of the bytes just read.
 pub fn offset_after(state: &StreamState, losses: &Losses, position: u64) -> Offset {
-    if position >= state.tail {
-        return Offset {
-            epoch: losses.tail_epoch(state),
-            position,
-        };
+    let epoch = if position >= state.tail {
+        tail_name(state, losses)
+    } else {
+        epoch_of_byte_before(state, position)
+    };
+    Offset { epoch, position }
+}
+
+/// The epoch that the tail is reported in. A fork without a byte of its own is where its source was, and says so.
+fn tail_name(state: &StreamState, losses: &Losses) -> u64 {
+    let epoch = losses.tail_epoch(state);
+    match state.later_epochs.as_slice() {
+        [before @ .., (own, start)]
+            if *own == epoch && epoch == state.id.0 && *start == state.tail =>
+        {
+            before.last().map_or(state.first_epoch, |(epoch, _)| *epoch)
+        }
+        _ => epoch,
     }
-    Offset {
-        epoch: epoch_of_byte_before(state, position),
-        position,
+}
+
+/// Gives a new fork its epochs: those of its source up to the fork point, as far as they are streams' ids, then its
+/// own. `asked` is the offset that the request named, which stays the fork's first tail also where a seam lies there.
+pub fn inherit_epochs(
+    fork: &mut StreamState,
+    source: &StreamState,
+    losses: &Losses,
+    anchor: u64,
+    asked: Option<Offset>,
+) {
+    let named = asked.map_or(0, |offset| offset.epoch);
+    let inherited = source
+        .later_epochs
+        .iter()
+        .filter(|(epoch, start)| *start < anchor || (*start == anchor && *epoch <= named));
+    let is_seam = |epoch: u64| is_seam(source, epoch) && losses.find(epoch).is_none();
+    let lost = inherited.clone().find(|(epoch, _)| !is_seam(*epoch));
+    fork.first_epoch = source.first_epoch;
+    fork.later_epochs = inherited
+        .copied()
+        .take_while(|(epoch, _)| is_seam(*epoch))
+        .collect();
+    if sabotage::is(Sabotage::ShareEpochs) {
+        return;
     }
+    let own_start = lost.map_or(anchor, |(_, start)| *start);
+    fork.later_epochs.push((fork.id.0, own_start));
+    // In a long chain, the oldest names are given up: an ancestor's epoch then names all that the ancestor had.
+    let surplus = fork.later_epochs.len().saturating_sub(FORK_EPOCHS_MAX);
+    if let Some((epoch, _)) = fork.later_epochs.drain(..surplus).next_back() {
+        fork.first_epoch = epoch;
+    }
+}
+
+/// Whether an epoch of this stream begins where a fork left its source, and not where something may be lost.
+fn is_seam(state: &StreamState, epoch: u64) -> bool {
+    epoch <= state.id.0
 }
 
 /// Epoch of the newest record; of the beginning if there is none.
@@ -197,24 +253,21 @@ fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
     later.map_or(state.first_epoch, |(epoch, _)| *epoch)
 }
 
-/// The gap that a reader passes at `position` if an epoch begins there.
+/// The gap that a reader passes at `position` if an epoch begins there with a possible loss.
 pub fn gap_at(state: &StreamState, losses: &Losses, position: u64) -> Option<Gap> {
-    let epoch = if position == state.tail {
-        losses.tail_epoch(state)
-    } else {
-        let found = state
-            .later_epochs
-            .iter()
-            .rev()
-            .find(|(_, start)| *start == position);
-        found?.0
-    };
+    let begun = (position == state.tail).then(|| losses.tail_epoch(state));
+    let begun = begun.filter(|epoch| *epoch > state.last_epoch());
+    let epoch = begun.or_else(|| {
+        let mut known = state.later_epochs.iter().rev();
+        let found = known.find(|(epoch, start)| *start == position && !is_seam(state, *epoch));
+        found.map(|(epoch, _)| *epoch)
+    })?;
     let from = Offset {
         epoch: epoch_of_byte_before(state, position),
         position,
     };
     let to = Offset { epoch, position };
-    (from.epoch != to.epoch).then_some(Gap {
+    Some(Gap {
         from,
         to,
         reason: losses.reason(to.epoch),
@@ -225,18 +278,11 @@ pub fn gap_at(state: &StreamState, losses: &Losses, position: u64) -> Option<Gap
 /// Where a reader stands behind the bytes up to `end`. An epoch that has begun there without a byte yet is not
 /// entered with them: it is the next read that passes the gap.
 pub fn offset_behind_bytes(state: &StreamState, losses: &Losses, end: u64) -> (Offset, bool) {
-    let epoch = epoch_of_byte_before(state, end);
-    let after = offset_after(state, losses, end);
-    let boundary = end > 0 && after.epoch != epoch;
-    let offset = if boundary {
-        Offset {
-            epoch,
-            position: end,
-        }
-    } else {
-        after
-    };
-    (offset, boundary)
+    let passed = end > 0 && end >= state.tail;
+    match gap_at(state, losses, end).filter(|_| passed) {
+        Some(gap) => (gap.from, true),
+        None => (offset_after(state, losses, end), false),
+    }
 }
 
 /// A read that would start in bytes that cannot be read back starts behind them, with a gap from what was asked
@@ -272,14 +318,20 @@ pub fn offset_before(state: &StreamState, losses: &Losses, position: u64) -> Off
     }
 }
 
-/// First position behind `position` where another epoch begins: a response ends there.
+/// First position behind `position` where another epoch begins: what lies before it has one name.
 pub fn epoch_end_after(state: &StreamState, position: u64) -> u64 {
-    state
-        .later_epochs
-        .iter()
-        .map(|(_, start)| *start)
-        .find(|start| *start > position)
-        .unwrap_or(u64::MAX)
+    end_after(state, position, |_| true)
+}
+
+/// First position behind `position` where something may be lost: a response ends there.
+pub fn loss_after(state: &StreamState, position: u64) -> u64 {
+    end_after(state, position, |epoch| !is_seam(state, epoch))
+}
+
+fn end_after(state: &StreamState, position: u64, counts: impl Fn(u64) -> bool) -> u64 {
+    let mut later = state.later_epochs.iter();
+    let found = later.find(|(epoch, start)| *start > position && counts(*epoch));
+    found.map_or(u64::MAX, |(_, start)| *start)
 }
 
 /// What a client's offset means on this stream.
@@ -299,7 +351,7 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
     }
     let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
         return resolve_lost(state, losses, tail_epoch, offset)
-            .map_or_else(|| resolve_foreign(state, tail_epoch, offset), Ok);
+            .map_or_else(|| resolve_foreign(state, losses, offset), Ok);
     };
     if offset.position < start {
         return Err(Refusal::with(
@@ -318,6 +370,21 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
             position: offset.position,
             gap: None,
         }),
+        Some(epoch) if is_seam(state, epoch) && offset.position == end => {
+            let same = Offset {
+                epoch,
+                position: end,
+            };
+            let mut start = resolve(state, losses, same)?;
+            if let Some(gap) = &mut start.gap {
+                gap.from = offset;
+            }
+            Ok(start)
+        }
+        // Behind the fork point of this stream: of another fork at this path, or of the source.
+        Some(epoch) if is_seam(state, epoch) => {
+            Ok(recreated(offset, offset_before(state, losses, end)))
+        }
         Some(next_epoch) => {
             let to = Offset {
                 epoch: next_epoch,
@@ -374,7 +441,8 @@ fn resolve_lost(
     tail_epoch: u64,
     offset: Offset,
 ) -> Option<ReadStart> {
-    if offset.epoch <= state.first_epoch || losses.find(offset.epoch).is_none() {
+    // What happened before this stream came to be happened to another one at its path.
+    if offset.epoch <= state.id.0 || losses.find(offset.epoch).is_none() {
         return None;
     }
     let next = state
@@ -398,26 +466,11 @@ fn resolve_lost(
 /// An epoch that this stream never had: of an older incarnation of the path, or made up.
 fn resolve_foreign(
     state: &StreamState,
-    tail_epoch: u64,
+    losses: &Losses,
     offset: Offset,
 ) -> Result<ReadStart, Refusal> {
     if offset.epoch < state.id.0 && offset.epoch != 0 {
-        let epoch = if state.later_epochs.is_empty() && state.tail == 0 {
-            tail_epoch
-        } else {
-            state.first_epoch
-        };
-        let to = Offset { epoch, position: 0 };
-        let gap = Gap {
-            from: offset,
-            to,
-            reason: GapReason::Recreated,
-            certain: true,
-        };
-        return Ok(ReadStart {
-            position: 0,
-            gap: Some(gap),
-        });
+        return Ok(recreated(offset, offset_before(state, losses, 0)));
     }
     Err(Refusal::with(
         ErrorCode::OffsetInvalid,
@@ -425,158 +478,19 @@ fn resolve_foreign(
     ))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::StreamId;
-
-    fn memory_stream() -> StreamState {
-        let mut state = StreamState::new(StreamId(100), Class::Memory, 0);
-        state.push_bytes(b"0123456789", 1);
-        state.publish_applied();
-        state
-    }
-
-    #[test]
-    fn a_crash_turns_a_lost_position_into_a_gap_and_never_reuses_it() {
-        let state = memory_stream();
-        let mut losses = Losses::default();
-        losses.add(Loss {
-            epoch: 200,
-            reach: Class::Memory,
-            reason: GapReason::Crash,
-        });
-        assert_eq!(
-            visible_tail(&state, &losses),
-            Offset {
-                epoch: 200,
-                position: 10
-            }
-        );
-        let lost = resolve(
-            &state,
-            &losses,
-            Offset {
-                epoch: 100,
-                position: 14,
-            },
-        )
-        .expect("a gap, no error");
-        assert_eq!(lost.position, 10);
-        assert!(
-            lost.gap
-                .is_some_and(|gap| gap.certain && gap.reason == GapReason::Crash)
-        );
-        let kept = resolve(
-            &state,
-            &losses,
-            Offset {
-                epoch: 100,
-                position: 4,
-            },
-        )
-        .expect("still there");
-        assert_eq!(
-            kept,
-            ReadStart {
-                position: 4,
-                gap: None
-            }
-        );
-        assert_eq!(
-            offset_behind_bytes(&state, &losses, 10),
-            (
-                Offset {
-                    epoch: 100,
-                    position: 10
-                },
-                true
-            )
-        );
-        assert!(gap_at(&state, &losses, 10).is_some_and(|gap| gap.to.epoch == 200));
-        let edge = resolve(
-            &state,
-            &losses,
-            Offset {
-                epoch: 100,
-                position: 10,
-            },
-        )
-        .expect("perhaps a gap");
-        assert!(edge.gap.is_some_and(|gap| !gap.certain));
-    }
-
-    #[test]
-    fn damage_is_passed_with_a_gap_to_an_offset_that_has_none() {
-        let mut state = memory_stream();
-        let mut losses = Losses::default();
-        losses.add(Loss {
-            epoch: 200,
-            reach: Class::Memory,
-            reason: GapReason::Crash,
-        });
-        state.later_epochs.push((200, 10));
-        state.push_bytes(b"abcdef", 1);
-        state.publish_applied();
-        let at = |epoch, position| Offset { epoch, position };
-        let start = |position| ReadStart {
-            position,
-            gap: None,
-        };
-        let skip = |position, asked, end| {
-            let passed = behind_damage(&state, &losses, start(position), asked, end);
-            let gap = passed.gap.expect("a gap");
-            assert!(gap.certain && gap.reason == GapReason::Corruption);
-            assert_eq!(passed.position, end);
-            let resumed = resolve(&state, &losses, gap.to).expect("it was given");
-            assert_eq!(resumed, start(end), "the end of a gap is no gap");
-            (gap.from, gap.to)
-        };
-        // Inside an epoch, up to the next one, into it, and to the tail.
-        assert_eq!(skip(0, None, 4), (at(100, 0), at(100, 4)));
-        assert_eq!(
-            skip(4, Some(at(100, 6)), 10),
-            (at(100, 6), at(200, 10)),
-            "what was asked for is where the gap begins"
-        );
-        assert_eq!(skip(4, None, 13), (at(100, 4), at(200, 13)));
-        assert_eq!(skip(12, None, 16), (at(200, 12), at(200, 16)));
-    }
-
-    #[test]
-    fn other_incarnations_and_made_up_offsets() {
-        let state = memory_stream();
-        let losses = Losses::default();
-        let old = resolve(
-            &state,
-            &losses,
-            Offset {
-                epoch: 50,
-                position: 3,
-            },
-        )
-        .expect("recreated");
-        assert!(
-            old.position == 0
-                && old
-                    .gap
-                    .is_some_and(|gap| gap.reason == GapReason::Recreated)
-        );
-        for bad in [
-            Offset {
-                epoch: 101,
-                position: 0,
-            },
-            Offset {
-                epoch: 100,
-                position: 11,
-            },
-            Offset {
-                epoch: 0,
-                position: 3,
-            },
-        ] {
-            assert!(resolve(&state, &losses, bad).is_err(), "{bad}");
-        }
+/// An offset of another life of the path: what it has in common with this one ends at `to`.
+fn recreated(offset: Offset, to: Offset) -> ReadStart {
+    ReadStart {
+        position: to.position,
+        gap: Some(Gap {
+            from: offset,
+            to,
+            reason: GapReason::Recreated,
+            certain: true,
+        }),
     }
 }
+
+#[cfg(test)]
+#[path = "offsets_tests.rs"]
+mod tests;

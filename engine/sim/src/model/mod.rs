@@ -215,6 +215,9 @@ impl World {
         };
         let volatile = stream.class == Class::Ephemeral;
         let gate = Gate { sequence, stage };
+        if wish.piece.is_some() {
+            stream.enter_own_epoch();
+        }
         stream.pieces.extend(wish.piece.clone().map(|piece| Piece {
             gate,
             volatile,
@@ -296,6 +299,7 @@ impl World {
                 continue;
             };
             let volatile = stream.class == Class::Ephemeral;
+            stream.enter_own_epoch();
             stream.pieces.extend(share.pieces.iter().map(|piece| Piece {
                 gate: Gate::synced(sequence),
                 volatile,

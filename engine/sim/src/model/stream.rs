@@ -128,6 +128,11 @@ impl StreamModel {
         self.bytes_of(self.pieces.len())
     }
 
+    /// A fork's own bytes lie in an epoch of its own; until there are some, its tail is where its source was.
+    pub fn enter_own_epoch(&mut self) {
+        self.epoch = self.epoch.max(self.id);
+    }
+
     pub fn tail_offset(&self) -> Offset {
         Offset {
             epoch: self.epoch,

@@ -121,8 +121,8 @@ impl Sim {
         let sequence = self.engine().shard.staged();
         let gate = Gate::synced(sequence);
         let (id, epoch) = (created.stream.id.0, created.offset.epoch);
-        if base.source.is_none() && epoch != id {
-            return Err(format!("a new stream begins in epoch {epoch}"));
+        if (base.source.is_none() || first.is_some()) && epoch != id {
+            return Err(format!("a new stream's first bytes are in epoch {epoch}"));
         }
         let mut pieces = base.pieces;
         pieces.extend(first.map(|piece| Piece {
@@ -257,6 +257,20 @@ impl Sim {
             }
         }
         Ok(base)
+    }
+
+    /// The stream is deleted, and the same PUT makes another one of the path.
+    pub(super) fn renew(&mut self, path: &'static str) -> Done {
+        let request = self.world.at(path).map(|model| model.id);
+        let request = request.and_then(|id| self.requests.get(&id).cloned());
+        let Some((op, _)) = request else {
+            return Ok("nothing there".into());
+        };
+        let deleted = self.delete(path)?;
+        // A crash may come between the two.
+        let between = self.engine().shard.staged();
+        self.history.note(between, &self.world);
+        Ok(format!("{deleted}, then {}", self.create(&op)?))
     }
 
     /// The same PUT again: the same stream, unless it was closed since.

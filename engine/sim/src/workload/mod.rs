@@ -70,6 +70,7 @@ impl Sim {
         match op {
             Op::Create { .. } => self.create(op),
             Op::Recreate { path } => self.recreate(PATHS[*path]),
+            Op::Renew { path } => self.renew(PATHS[*path]),
             Op::Append {
                 path,
                 size,

@@ -143,7 +143,7 @@ impl Engine {
             kind,
             used_up: Vec::new(),
             position,
-            epoch: self.applied_tail(state).epoch,
+            epoch: self.losses.tail_epoch(state),
             time_ms: now_ms.max(state.last_time_ms),
         }
     }
