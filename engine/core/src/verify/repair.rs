@@ -237,6 +237,7 @@ impl OldLog {
 fn catalog_failed(error: CatalogError) -> EngineError {
     match error {
         CatalogError::Io(error) => io_failed(error),
+        full @ CatalogError::Full => EngineError::from(full),
         CatalogError::Corrupt(what) => EngineError::new(
             "catalog_damaged",
             format!("{what}; nothing was changed, restore a backup of the whole directory"),
