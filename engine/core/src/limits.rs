@@ -17,6 +17,11 @@ pub const PRODUCERS_PER_STREAM_MAX: usize = 10_000;
 pub const SAFE_INTEGER_MAX: u64 = (1 << 53) - 1;
 /// Offsets are two decimals of 16 digits.
 pub const OFFSET_PART_MAX: u64 = 9_999_999_999_999_999;
+/// Epochs that one data directory may use: from a multiple of this up to the next. A restore begins the next range, which
+/// nothing that the backed-up server does can reach. 16 digits hold a thousand ranges.
+pub const EPOCHS_PER_DIRECTORY: u64 = 10_000_000_000_000;
+/// Wall clocks count for epochs up to here (the year 2128): what is left of a range is for counting on.
+pub const EPOCH_CLOCK_MAX_MS: u64 = 5_000_000_000_000;
 /// TTLs above a hundred years are refused instead of overflowing date arithmetic.
 pub const TTL_MAX_SECONDS: u64 = 100 * 366 * 24 * 3600;
 
@@ -137,6 +142,8 @@ pub const EVENTS_MAX: usize = 1024;
 /// Reactor threads: a stream's watchers are a bit mask.
 pub const REACTORS_MAX: usize = 64;
 
+const _: () = assert!(EPOCH_CLOCK_MAX_MS < EPOCHS_PER_DIRECTORY);
+const _: () = assert!((OFFSET_PART_MAX + 1).is_multiple_of(EPOCHS_PER_DIRECTORY));
 const _: () = assert!(WAL_RESERVE_BYTES < WAL_FIRST_FILE_BYTES);
 const _: () = assert!(HEAD_MAX_BYTES < RECEIVE_BYTES);
 const _: () = assert!(PATH_MAX_BYTES < HEAD_MAX_BYTES);

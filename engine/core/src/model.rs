@@ -5,14 +5,35 @@
 //! Invariants
 //! - `I-MODEL-1` A [`StreamId`] is the stream's incarnation: taken from a counter that never goes back, so
 //!   a re-created path has another id.
+//! - `I-MODEL-3` All epochs of a data directory lie in one range ([`next_epoch`] never leaves it), and a restored directory
+//!   begins the next one ([`restored_epoch`]): neither clocks nor creates bring the two together.
 //! - `I-MODEL-2` An [`Offset`] names the position after the bytes it was returned with. Its text form orders
 //!   as bytes the way the pair orders as numbers.
 
-use crate::limits::OFFSET_PART_MAX;
+use crate::limits::{EPOCH_CLOCK_MAX_MS, EPOCHS_PER_DIRECTORY, OFFSET_PART_MAX};
 
 /// A stream's identity and incarnation at once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
+
+/// What is said where there is none.
+pub const EPOCHS_USED_UP: &str =
+    "This data directory has used up its epochs; a backup and a restore begin new ones.";
+
+/// The epoch after the highest one that a directory has used; `None` = its range is used up. The only way to take one,
+/// at a create as at a start.
+pub fn next_epoch(highest: u64, now_ms: u64) -> Option<u64> {
+    let first = highest - highest % EPOCHS_PER_DIRECTORY;
+    let next = (highest + 1).max(first + now_ms.min(EPOCH_CLOCK_MAX_MS));
+    (next < first + EPOCHS_PER_DIRECTORY).then_some(next)
+}
+
+/// The first epoch of a directory restored from one that has used `highest` and may have gone on since. Among restores
+/// of the same backup only the clock makes a difference.
+pub fn restored_epoch(highest: u64, now_ms: u64) -> Option<u64> {
+    let first = highest - highest % EPOCHS_PER_DIRECTORY + EPOCHS_PER_DIRECTORY;
+    (first < OFFSET_PART_MAX).then(|| first + now_ms.min(EPOCH_CLOCK_MAX_MS))
+}
 
 /// A position in a stream as clients see it: `%016d_%016d`, epoch then byte position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Default)]
@@ -313,6 +334,32 @@ impl ContentType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_never_leaves_its_epochs_and_a_restored_one_begins_the_next() {
+        let clocks = [0, 1_763_000_000_123, EPOCH_CLOCK_MAX_MS, u64::MAX];
+        let mut highest = 0;
+        // The longest chain of restores there is room for, each server with every kind of clock.
+        for range in 1..1000 {
+            let mut given_out = highest;
+            for now_ms in clocks.into_iter().rev().chain(clocks) {
+                let next = next_epoch(given_out, now_ms).unwrap();
+                assert!(next > given_out);
+                given_out = next;
+            }
+            let end = highest / EPOCHS_PER_DIRECTORY * EPOCHS_PER_DIRECTORY + EPOCHS_PER_DIRECTORY;
+            assert_eq!(next_epoch(end - 1, 0), None, "used up");
+            // The backup may be old, the clock behind: it is above all that the server can still give out.
+            for now_ms in clocks {
+                let restored = restored_epoch(highest, now_ms).unwrap();
+                assert!(restored >= end && end > given_out);
+                assert_eq!(restored / EPOCHS_PER_DIRECTORY, range);
+            }
+            highest = restored_epoch(highest, clocks[1]).unwrap();
+        }
+        assert!(highest <= OFFSET_PART_MAX);
+        assert_eq!(restored_epoch(highest, 0), None, "no range is left");
+    }
 
     #[test]
     fn offsets_round_trip_and_refuse_other_shapes() {

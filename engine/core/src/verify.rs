@@ -145,6 +145,7 @@ pub fn verify_running(engine: &Engine, listener: Listener<'_>) -> Result<Report,
 fn failed(error: CatalogError) -> EngineError {
     match error {
         CatalogError::Io(error) => EngineError::io("verification", error),
+        full @ CatalogError::Full => EngineError::from(full),
         CatalogError::Corrupt(what) => EngineError::new("catalog_damaged", what),
     }
 }
@@ -176,7 +177,7 @@ fn open_stopped(
             None,
             "its newest state fails the checksums of its pages",
         ),
-        Err(CatalogError::Io(error)) => return Err(CatalogError::Io(error)),
+        Err(error @ (CatalogError::Io(_) | CatalogError::Full)) => return Err(error),
         Err(CatalogError::Corrupt(what)) => {
             report.error(CATALOG_FILE, None, format!("its pages are damaged: {what}"));
         }
@@ -184,7 +185,7 @@ fn open_stopped(
     // The check may have changed its copy; the walk begins with the file as it is.
     match Catalog::open(Arc::clone(overlay)) {
         Ok(catalog) => Ok(Some(catalog)),
-        Err(CatalogError::Io(error)) => Err(CatalogError::Io(error)),
+        Err(error @ (CatalogError::Io(_) | CatalogError::Full)) => Err(error),
         Err(CatalogError::Corrupt(what)) => {
             let advice = "restore a backup of the whole directory";
             report.error(

@@ -47,7 +47,7 @@ pub struct Failed {
     pub trace: Vec<String>,
 }
 
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+#[derive(Clone, Default, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub starts: u64,
     pub calls: u64,
@@ -60,6 +60,8 @@ pub struct Summary {
     /// Commits of stages, and those of them whose files were taken over.
     pub commits: u64,
     pub adopted: u64,
+    /// What each fault hit, and whether the log had failed when that life ended.
+    pub hits: Vec<(String, bool)>,
     pub tally: Tally,
 }
 
@@ -73,6 +75,7 @@ impl Summary {
         self.full += other.full;
         self.commits += other.commits;
         self.adopted += other.adopted;
+        self.hits.extend_from_slice(&other.hits);
         self.tally.add(&other.tally);
     }
 }
@@ -241,6 +244,9 @@ impl Sim {
         if let Some(hit) = self.machine.take_fault_hit() {
             self.summary.faults_hit += 1;
             self.trace.push(format!("  ({hit})"));
+            let engine = self.engine.as_ref();
+            let log_failed = engine.is_some_and(|engine| engine.shard.failed());
+            self.summary.hits.push((hit, log_failed));
         }
         self.machine.arm(None);
         if let (End::CleanStop { .. }, false) = (end, self.machine.is_off()) {

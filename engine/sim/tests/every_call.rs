@@ -212,3 +212,78 @@ fn the_machine_goes_off_at_every_call_of_a_start() {
 fn every_call_of_a_start_fails_once() {
     assert!(at_every_call(None, Failure::Eio, &in_the_start) > 20);
 }
+
+/// Streams that a checkpoint has to write, and what goes on after it has found no space.
+fn checkpoint_without_space() -> Vec<Op> {
+    let mut ops = vec![
+        create(0, Class::Fsync, 100, None),
+        create(1, Class::Disk, 50, None),
+        create(2, Class::Memory, 50, None),
+        append(0, 40_000, Some(0)),
+        append(1, 90, Some(0)),
+        Op::Commit,
+        checkpoint(vec![append(0, 60, Some(0)), Op::Commit]),
+        append(0, 80, Some(0)),
+        append(2, 70, None),
+        Op::Delete { path: 1 },
+        Op::Commit,
+        checkpoint(vec![append(2, 30, None), Op::Commit]),
+    ];
+    ops.extend([
+        append(0, 20, Some(0)),
+        append(2, 25, None),
+        create(1, Class::Fsync, 10, None),
+        Op::Commit,
+        Op::Check,
+        checkpoint(Vec::new()),
+        append(0, 35_000, Some(0)),
+        Op::Commit,
+        checkpoint(Vec::new()),
+        Op::Check,
+    ]);
+    ops
+}
+
+/// Space is missing for one write and there again afterwards: the log never fails for it, whichever write of the
+/// catalog, a pack or a segment it was, and everything is there after a crash.
+#[test]
+fn a_checkpoint_that_finds_no_space_is_taken_back_at_every_write() {
+    let mut hits = Vec::new();
+    for call in [Call::Write, Call::SetLen] {
+        for after in 0..CALLS_MAX {
+            let fault = Fault {
+                after,
+                call: Some(call),
+                failure: Failure::Enospc,
+            };
+            let before = hits.len();
+            for end in [End::ProcessCrash, End::PowerCut] {
+                let second = vec![Op::Check, append(0, 5, Some(0)), Op::Commit];
+                let lives = vec![
+                    life(checkpoint_without_space(), Some(fault), end),
+                    life(second, None, end),
+                ];
+                match run(&plan(after, lives), Bugs::default()) {
+                    Ok(summary) => hits.extend(summary.hits),
+                    Err(failed) => panic!(
+                        "{fault:?} then {end:?}: {}\n{}",
+                        failed.problem,
+                        failed.trace.join("\n")
+                    ),
+                }
+            }
+            if hits.len() == before {
+                break;
+            }
+        }
+    }
+    // The log itself is written where there is room already: a write of it that fails is no lack of space.
+    hits.retain(|(hit, _)| !hit.contains("wal/"));
+    let failed: Vec<_> = hits.iter().filter(|(_, failed)| *failed).collect();
+    assert!(
+        failed.is_empty(),
+        "the log has failed for good: {failed:#?}"
+    );
+    let of_catalog = hits.iter().filter(|(hit, _)| hit.contains("catalog"));
+    assert!(of_catalog.count() > 40);
+}

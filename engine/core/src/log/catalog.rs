@@ -10,131 +10,53 @@
 //!
 //! Invariants:
 //! - a commit is one durable transaction: all of it or nothing, whatever the disk does;
+//! - a commit that finds no space is nothing (`Full`), and reads and later commits go on; any other failure of a
+//!   write or sync ends all commits until the next start;
 //! - `ids` and `streams` change together;
 //! - a pack's live bytes never go below zero (that would be lost accounting, and unlinking live data the
 //!   next step): such a commit is refused; a pack that reaches zero has no row;
 //! - a damaged page is `Corrupt`, never a panic that leaves this module.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use redb::{
-    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, ReadableTableMetadata,
-    StorageBackend, StorageError, TableDefinition, WriteTransaction,
+    Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
+    WriteTransaction,
 };
 
-use crate::error::EngineError;
-use crate::io::{Disk, DiskFile, OpenMode, read_exact_at, write_all_at};
+use crate::io::{Disk, DiskFile, OpenMode};
 use crate::log::endings::Unwritten;
 use crate::model::StreamId;
 
 mod endings;
+mod error;
 mod export;
+mod store;
 mod view;
 
 #[cfg(test)]
 #[path = "catalog_tests.rs"]
 mod tests;
 
+pub use self::error::CatalogError;
+use self::store::{Store, contained};
 pub use self::view::CatalogView;
 
 pub const CATALOG_FILE: &str = "catalog.redb";
 const CATALOG_FILE_NEW: &str = "catalog.redb.new";
-
-/// Pages kept in memory, those of a running commit included.
-const CACHE_BYTES: usize = 16 * 1024 * 1024;
 
 const STREAMS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("streams");
 const IDS: TableDefinition<u64, &[u8]> = TableDefinition::new("ids");
 const PACKS: TableDefinition<u32, u64> = TableDefinition::new("packs");
 const ENDINGS: TableDefinition<u64, &[u8]> = TableDefinition::new("endings");
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
-/// How many tables there are.
-const TABLES: usize = 5;
-
-#[derive(Debug)]
-pub enum CatalogError {
-    /// The disk failed. After a failed write the catalog must be opened again.
-    Io(io::Error),
-    /// The file is not what was written; the text says where that showed.
-    Corrupt(String),
-}
-
-impl fmt::Display for CatalogError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CatalogError::Io(error) => write!(out, "{CATALOG_FILE}: {error}"),
-            CatalogError::Corrupt(detail) => write!(out, "catalog is damaged: {detail}"),
-        }
-    }
-}
-
-impl std::error::Error for CatalogError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            CatalogError::Io(error) => Some(error),
-            CatalogError::Corrupt(_) => None,
-        }
-    }
-}
-
-/// Why a start was refused: what the disk did is not the same as what the file is.
-impl From<CatalogError> for EngineError {
-    fn from(error: CatalogError) -> EngineError {
-        match error {
-            CatalogError::Io(error) => EngineError::io(CATALOG_FILE, error),
-            CatalogError::Corrupt(_) => EngineError::new("catalog_damaged", error.to_string()),
-        }
-    }
-}
-
-impl From<redb::Error> for CatalogError {
-    fn from(error: redb::Error) -> CatalogError {
-        match error {
-            redb::Error::Io(error) if is_damage(&error) => CatalogError::Corrupt(error.to_string()),
-            redb::Error::Io(error) => CatalogError::Io(error),
-            redb::Error::PreviousIo | redb::Error::DatabaseClosed => {
-                CatalogError::Io(io::Error::other(error.to_string()))
-            }
-            redb::Error::ValueTooLarge(_) => CatalogError::Io(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                error.to_string(),
-            )),
-            other => CatalogError::Corrupt(other.to_string()),
-        }
-    }
-}
-
-/// The store reads only inside its own file: content that sends it elsewhere is damage, not a disk error.
-fn is_damage(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
-    )
-}
-
-macro_rules! from_store_errors {
-    ($($error:ty),+) => {$(
-        impl From<$error> for CatalogError {
-            fn from(error: $error) -> CatalogError {
-                CatalogError::from(redb::Error::from(error))
-            }
-        }
-    )+};
-}
-from_store_errors!(
-    StorageError,
-    DatabaseError,
-    redb::TableError,
-    redb::TransactionError,
-    redb::CommitError
-);
-
+/// Number of the newest commit, by which one whose end was not seen is told from one that never was.
+const META_COMMITS: &str = "commits";
 /// One stream's change in a commit. Changes of the same path, and of the same id, apply in their order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -169,20 +91,11 @@ impl Change {
 }
 
 pub struct Catalog {
-    /// `None` only while it is being dropped.
-    database: Option<Database>,
-}
-
-impl Drop for Catalog {
-    fn drop(&mut self) {
-        let database = self.database.take();
-        // Closing writes the allocator state, and reads pages to do so. What fails here costs a repair
-        // at the next start and nothing else: every commit was durable when it returned.
-        let _closed = contained(|| {
-            drop(database);
-            Ok(())
-        });
-    }
+    /// Another one after a commit that found no space.
+    store: RwLock<Arc<Store>>,
+    file: Arc<dyn DiskFile>,
+    /// Held by a commit to its end, opening the store again included.
+    writing: Mutex<()>,
 }
 
 impl Catalog {
@@ -220,54 +133,46 @@ impl Catalog {
     }
 
     fn on(file: Arc<dyn DiskFile>) -> Result<Catalog, CatalogError> {
-        let mut builder = Builder::new();
-        builder.set_cache_size(CACHE_BYTES);
-        let database = builder.create_with_backend(Backend { file })?;
-        let catalog = Catalog {
-            database: Some(database),
-        };
-        catalog.create_tables()?;
-        Ok(catalog)
+        Ok(Catalog {
+            store: RwLock::new(Arc::new(Store::open(&file)?)),
+            file,
+            writing: Mutex::default(),
+        })
     }
 
-    fn database(&self) -> Result<&Database, CatalogError> {
-        let closed = || CatalogError::Io(io::Error::other("the catalog is closed"));
-        self.database.as_ref().ok_or_else(closed)
+    fn store(&self) -> Arc<Store> {
+        Arc::clone(&self.store.read())
     }
 
-    /// Readers may then rely on the tables. Costs a sync only where one is missing.
-    fn create_tables(&self) -> Result<(), CatalogError> {
-        let present = self.database()?.begin_read()?.list_tables()?.count();
-        if present == TABLES {
-            return Ok(());
+    /// Reads from the store: once more if a commit has found no space meanwhile, after which it is opened again.
+    fn read<T>(
+        &self,
+        mut work: impl FnMut(&Database) -> Result<T, CatalogError>,
+    ) -> Result<T, CatalogError> {
+        let store = self.store();
+        let done = contained(|| work(store.database()?));
+        if done.is_ok() || !store.is_out_of_space() {
+            return done;
         }
-        let transaction = self.begin_write()?;
-        transaction.open_table(STREAMS)?;
-        transaction.open_table(IDS)?;
-        transaction.open_table(PACKS)?;
-        transaction.open_table(ENDINGS)?;
-        transaction.open_table(META)?;
-        Ok(transaction.commit()?)
+        drop(self.writing.lock());
+        contained(|| work(self.store().database()?))
     }
 
-    /// The store's allocator state goes into each commit, so that opening after a crash does not
-    /// walk the whole file.
-    fn begin_write(&self) -> Result<WriteTransaction, CatalogError> {
-        let mut transaction = self.database()?.begin_write()?;
-        transaction.set_quick_repair(true);
-        Ok(transaction)
+    /// Bytes of the file, holes included.
+    pub fn file_bytes(&self) -> u64 {
+        self.file.len().unwrap_or(0)
     }
 
     pub fn get(&self, path: &[u8]) -> Result<Option<Vec<u8>>, CatalogError> {
-        contained(|| {
-            let table = self.database()?.begin_read()?.open_table(STREAMS)?;
+        self.read(|database| {
+            let table = database.begin_read()?.open_table(STREAMS)?;
             Ok(table.get(path)?.map(|value| value.value().to_vec()))
         })
     }
 
     pub fn path_of(&self, id: StreamId) -> Result<Option<Vec<u8>>, CatalogError> {
-        contained(|| {
-            let table = self.database()?.begin_read()?.open_table(IDS)?;
+        self.read(|database| {
+            let table = database.begin_read()?.open_table(IDS)?;
             Ok(table.get(id.0)?.map(|path| path.value().to_vec()))
         })
     }
@@ -281,11 +186,8 @@ impl Catalog {
         limit: usize,
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), CatalogError> {
-        let from = if !after.is_empty() && after >= prefix {
-            Bound::Excluded(after)
-        } else {
-            Bound::Included(prefix)
-        };
+        let mut after = after.to_vec();
+        let mut left = limit;
         // A panic of the visitor is the caller's and must not pass for damage of the file.
         let mut panicked = None;
         let mut visit = |path: &[u8], value: &[u8]| {
@@ -294,13 +196,23 @@ impl Catalog {
                 false
             })
         };
-        let scanned = contained(|| {
-            let table = self.database()?.begin_read()?.open_table(STREAMS)?;
-            for entry in table.range::<&[u8]>((from, Bound::Unbounded))?.take(limit) {
+        let scanned = self.read(|database| {
+            let behind = after.clone();
+            let from = if !behind.is_empty() && *behind >= *prefix {
+                Bound::Excluded(&*behind)
+            } else {
+                Bound::Included(prefix)
+            };
+            let table = database.begin_read()?.open_table(STREAMS)?;
+            for entry in table.range::<&[u8]>((from, Bound::Unbounded))?.take(left) {
                 let (path, value) = entry?;
                 if !path.value().starts_with(prefix) || !visit(path.value(), value.value()) {
                     break;
                 }
+                // Where a second attempt goes on.
+                after.clear();
+                after.extend_from_slice(path.value());
+                left -= 1;
             }
             Ok(())
         });
@@ -311,16 +223,16 @@ impl Catalog {
     }
 
     pub fn meta(&self, name: &str) -> Result<Option<Vec<u8>>, CatalogError> {
-        contained(|| {
-            let table = self.database()?.begin_read()?.open_table(META)?;
+        self.read(|database| {
+            let table = database.begin_read()?.open_table(META)?;
             Ok(table.get(name)?.map(|value| value.value().to_vec()))
         })
     }
 
     /// Live bytes of every pack that has any.
     pub fn packs(&self) -> Result<Vec<(u32, u64)>, CatalogError> {
-        contained(|| {
-            let table = self.database()?.begin_read()?.open_table(PACKS)?;
+        self.read(|database| {
+            let table = database.begin_read()?.open_table(PACKS)?;
             let mut packs = Vec::new();
             for entry in table.iter()? {
                 let (number, live_bytes) = entry?;
@@ -332,7 +244,7 @@ impl Catalog {
 
     /// How many streams there are.
     pub fn len(&self) -> Result<u64, CatalogError> {
-        contained(|| Ok(self.database()?.begin_read()?.open_table(STREAMS)?.len()?))
+        self.read(|database| Ok(database.begin_read()?.open_table(STREAMS)?.len()?))
     }
 
     pub fn is_empty(&self) -> Result<bool, CatalogError> {
@@ -358,8 +270,12 @@ impl Catalog {
         pack_live: &[(u32, i64)],
         endings: &Unwritten,
     ) -> Result<(), CatalogError> {
-        contained(|| {
-            let transaction = self.begin_write()?;
+        let _writing = self.writing.lock();
+        let store = self.store();
+        store.expect_space();
+        let mut number = 0;
+        let done = contained(|| {
+            let transaction = store.begin_write()?;
             put_streams(&transaction, changes)?;
             put_ids(&transaction, changes)?;
             put_packs(&transaction, pack_live)?;
@@ -368,10 +284,42 @@ impl Catalog {
             for (name, value) in meta {
                 table.insert(*name, *value)?;
             }
+            let last = table
+                .get(META_COMMITS)?
+                .map_or(0, |value| as_number(value.value()));
+            number = last + 1;
+            table.insert(META_COMMITS, number.to_le_bytes().as_slice())?;
             drop(table);
             Ok(transaction.commit()?)
-        })
+        });
+        match done {
+            Err(_) if store.is_out_of_space() => self.open_again(&store, number),
+            done => done,
+        }
     }
+
+    /// After a commit that found no space. The store refuses everything then; opened again, the file says whether the
+    /// commit has happened.
+    fn open_again(&self, spent: &Store, number: u64) -> Result<(), CatalogError> {
+        spent.retire();
+        let fresh = contained(|| Store::open(&self.file))?;
+        let last = contained(|| {
+            let table = fresh.database()?.begin_read()?.open_table(META)?;
+            Ok(table
+                .get(META_COMMITS)?
+                .map_or(0, |value| as_number(value.value())))
+        })?;
+        *self.store.write() = Arc::new(fresh);
+        if number > 0 && last == number {
+            Ok(())
+        } else {
+            Err(CatalogError::Full)
+        }
+    }
+}
+
+fn as_number(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
 /// In path order, so that neighbours share pages and the small cache suffices.
@@ -434,67 +382,4 @@ fn put_packs(transaction: &WriteTransaction, changes: &[(u32, i64)]) -> Result<(
         }
     }
     Ok(())
-}
-
-thread_local! {
-    /// Whether this thread's panics become an error: the operator reads that, not a stack trace beside it.
-    static CONTAINED: Cell<bool> = const { Cell::new(false) };
-}
-static INSTALL_QUIET_HOOK: Once = Once::new();
-
-/// The store checks pages when it repairs, not on every read; a damaged page can trip an assertion or an
-/// index inside it. That is this file's damage and must stay one.
-fn contained<T>(work: impl FnOnce() -> Result<T, CatalogError>) -> Result<T, CatalogError> {
-    INSTALL_QUIET_HOOK.call_once(|| {
-        let loud = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            if !CONTAINED.get() {
-                loud(panic);
-            }
-        }));
-    });
-    let outer = CONTAINED.replace(true);
-    let done = catch_unwind(AssertUnwindSafe(work));
-    CONTAINED.set(outer);
-    done.unwrap_or_else(|panic| {
-        let detail = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("unreadable page");
-        Err(CatalogError::Corrupt(detail.to_owned()))
-    })
-}
-
-/// The store's file, through the disk door.
-struct Backend {
-    file: Arc<dyn DiskFile>,
-}
-
-impl fmt::Debug for Backend {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(CATALOG_FILE)
-    }
-}
-
-impl StorageBackend for Backend {
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        read_exact_at(&*self.file, out, offset)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(len)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.file.sync()
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        write_all_at(&*self.file, data, offset)
-    }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::io::tests::{CrashDisk, TestDirectory};
+use crate::io::write_all_at;
 
 fn put(path: &str, id: u64, value: &str) -> Change {
     let (path, value) = (path.as_bytes().to_vec(), value.as_bytes().to_vec());

@@ -8,7 +8,8 @@
 //! - `I-CHECK-1` Nothing is written that is not synced in the log: cold bytes never run ahead of the promise.
 //! - `I-CHECK-2` Files are synced before the catalog names them; the catalog is synced before the log is freed
 //!   or a file is unlinked.
-//! - `I-CHECK-3` A checkpoint that fails puts every taken byte back and leaves the streams dirty.
+//! - `I-CHECK-3` A checkpoint that fails puts every taken byte back, leaves the streams dirty and removes its packs, unless it
+//!   is unknown whether the catalog names them.
 //! - `I-CHECK-4` A stream leaves the catalog in the transaction that puts its ending in, or after it.
 
 use crate::report;
@@ -101,6 +102,13 @@ impl std::fmt::Display for CheckpointError {
     }
 }
 
+impl CheckpointError {
+    /// Whether it is unknown if the transaction happened: trying again could count bytes twice.
+    pub fn is_final(&self) -> bool {
+        matches!(self, CheckpointError::Catalog(error) if !matches!(error, CatalogError::Full))
+    }
+}
+
 impl Checkpoint<'_> {
     /// Writes everything changed before `staged`. Afterwards the log is needed only behind it.
     pub fn run(&self) -> Result<(), CheckpointError> {
@@ -125,6 +133,7 @@ impl Checkpoint<'_> {
                 return Err(error);
             }
             done += chunk.len();
+            self.directory.dirty_part_written(chunk.len());
         }
         Ok(())
     }
@@ -196,13 +205,18 @@ impl Checkpoint<'_> {
             entry.snapshot = Some(Vec::new());
             changes.push(Change::Put { path, id, value });
         }
-        let summary = writer.finish().map_err(CheckpointError::Disk)?;
+        let mut summary = writer.finish().map_err(CheckpointError::Disk)?;
         for stream in &summary.damaged {
             self.directory.damaged.suspect_unknown(*stream);
         }
         pack_live.extend(summary.pack_live);
         // A removal goes before a put of the same path: ids grow, and changes keep their order.
-        self.commit(&changes, &pack_live, must_be_synced, last)
+        let committed = self.commit(&changes, &pack_live, must_be_synced, last);
+        if let Err(CheckpointError::Catalog(CatalogError::Full)) = &committed {
+            // Nobody will ever name them, and what they take is what is missing.
+            self.cold.remove_void(&mut summary.packs);
+        }
+        committed
     }
 
     /// Writes what is in memory, and places what lies in staged packs: large sections as they are, small ones by a
@@ -373,11 +387,11 @@ impl Checkpoint<'_> {
                 state.hot = flushing.followed_by(&state.hot);
             }
         }
-        state.count_memory(self.metrics);
         if entry.keeps {
             state.keep = Keep::Wanted;
         }
         self.directory.mark_dirty(&entry.stream, &mut state.dirty);
+        state.count_memory(self.metrics);
     }
 }
 

@@ -256,6 +256,10 @@ impl Directory {
         self.dirty.take()
     }
 
+    pub fn dirty_part_written(&self, count: usize) {
+        self.dirty.part_written(count);
+    }
+
     pub fn dirty_written(&self) {
         self.dirty.written();
     }

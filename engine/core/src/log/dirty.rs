@@ -9,6 +9,7 @@ use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -22,6 +23,8 @@ pub struct Dirty {
     list: Mutex<Vec<Arc<Stream>>>,
     /// Locked before the list, and by listings and checkpoints alone.
     order: Mutex<Order>,
+    /// How many of those that the running checkpoint has taken it has not written yet.
+    unwritten: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -102,8 +105,14 @@ impl Dirty {
         self.list.lock().extend_from_slice(streams);
     }
 
+    /// Streams that are to be written, by the running checkpoint or by the next.
     pub fn count(&self) -> usize {
-        self.list.lock().len()
+        self.list.lock().len() + self.unwritten.load(Ordering::Acquire)
+    }
+
+    /// So many of those that were taken are in the catalog.
+    pub fn part_written(&self, count: usize) {
+        self.unwritten.fetch_sub(count, Ordering::AcqRel);
     }
 
     /// Takes all for a checkpoint, each once and by id; [`Dirty::written`] follows.
@@ -115,6 +124,7 @@ impl Dirty {
         order.writing = std::mem::take(&mut order.listed);
         order.writing.upto = 0;
         order.taken = Arc::new(taken);
+        self.unwritten.store(order.taken.len(), Ordering::Release);
         Arc::clone(&order.taken)
     }
 
@@ -122,6 +132,7 @@ impl Dirty {
     pub fn written(&self) {
         let mut order = self.order.lock();
         order.taken = Arc::default();
+        self.unwritten.store(0, Ordering::Release);
         order.writing = Sorted::default();
     }
 

@@ -15,7 +15,7 @@ use crate::limits::{BATCH_MAX_BYTES, WAL_FIRST_FILE_BYTES};
 use crate::log::replay::NO_BOOT_ID;
 use crate::log::scan::Scan;
 use crate::log::wal::{FAILED_MARK, WalFile, prepare_new};
-use crate::model::{Class, StreamId};
+use crate::model::{Class, EPOCHS_USED_UP, StreamId, next_epoch, restored_epoch};
 use crate::stream::offsets::{GapReason, Loss, Losses};
 
 pub(super) struct Started {
@@ -61,6 +61,17 @@ pub(super) struct LastRun {
     pub(super) ended: Ended,
 }
 
+impl LastRun {
+    fn next_epoch(&self, now_ms: u64) -> Result<u64, EngineError> {
+        let taken = if self.ended == Ended::Elsewhere {
+            restored_epoch(self.highest_epoch, now_ms)
+        } else {
+            next_epoch(self.highest_epoch, now_ms)
+        };
+        taken.ok_or_else(|| EngineError::new("epochs_used_up", EPOCHS_USED_UP))
+    }
+}
+
 pub(super) fn has_failed_mark(disk: &dyn Disk) -> Result<bool, EngineError> {
     let entries = disk
         .list("")
@@ -77,8 +88,8 @@ pub(super) fn begin_new_file(
 ) -> Result<Started, EngineError> {
     let io_error = |error| EngineError::io("new log file", error);
     let now_ms = doors.clock.wall_ms();
+    let epoch = last.next_epoch(now_ms)?;
     let mut losses = last.losses;
-    let epoch = (last.highest_epoch + 1).max(now_ms);
     let mut loss = last.ended.loss(epoch);
     if sabotage::is(Sabotage::SilentLoss) {
         loss.epoch = 0;

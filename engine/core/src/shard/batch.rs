@@ -46,6 +46,8 @@ pub struct OpenBatch {
     pub cursor: WalCursor,
     /// Set when preparing log files fails for lack of space.
     pub storage_full: bool,
+    /// Set while a checkpoint of what is in the log would hardly find the space it needs.
+    pub checkpoint_full: bool,
 }
 
 /// A batch taken for writing.
@@ -74,11 +76,15 @@ impl OpenBatch {
             touched: Vec::new(),
             cursor,
             storage_full: false,
+            checkpoint_full: false,
         }
     }
 
     /// Whether frames of this many bytes may be added now. Control frames may use the reserve.
     pub fn admit(&self, bytes: usize, control: bool) -> Result<(), NotStaged> {
+        if self.checkpoint_full && !control {
+            return Err(NotStaged::Full);
+        }
         let total = self.bytes.len() + bytes;
         if self.frames > 0 && total > BATCH_MAX_BYTES && !control {
             return Err(NotStaged::Wait);

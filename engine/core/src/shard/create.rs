@@ -286,7 +286,7 @@ impl Engine {
         {
             return Err(Undone::Wait);
         }
-        let id = self.take_epoch(now_ms);
+        let id = self.take_epoch(now_ms)?;
         let mut initial =
             StreamState::new(id, request.class.unwrap_or(self.config.durability), now_ms);
         initial.closed = request.closed;

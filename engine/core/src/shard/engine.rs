@@ -18,7 +18,7 @@ use crate::log::directory::Directory;
 use crate::log::recover::recover;
 use crate::log::wal::WalCursor;
 use crate::metrics::Metrics;
-use crate::model::{Class, Gate, Offset, Stage, StreamId};
+use crate::model::{Class, EPOCHS_USED_UP, Gate, Offset, Stage, StreamId, next_epoch};
 use crate::refusal::Refusal;
 use crate::shard::ack::Mailbox;
 use crate::shard::batch::NotStaged;
@@ -133,15 +133,15 @@ impl Engine {
         self.steady_origin_ms.wrapping_add(running_ms)
     }
 
-    /// A number never used before, here or in an earlier life of this directory.
-    pub fn take_epoch(&self, now_ms: u64) -> StreamId {
-        let next = |highest: u64| (highest + 1).max(now_ms);
-        let before =
-            self.highest_epoch
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |highest| {
-                    Some(next(highest))
-                });
-        StreamId(next(before.unwrap_or_default()))
+    /// A number never used before, here, in an earlier life of this directory or in one that it was restored from.
+    pub fn take_epoch(&self, now_ms: u64) -> Result<StreamId, Undone> {
+        let next = |highest: u64| next_epoch(highest, now_ms);
+        self.highest_epoch
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, next)
+            .ok()
+            .and_then(next)
+            .map(StreamId)
+            .ok_or_else(|| Undone::refused(Refusal::with(ErrorCode::Internal, EPOCHS_USED_UP)))
     }
 
     pub fn highest_epoch(&self) -> u64 {

@@ -18,10 +18,9 @@ use crate::stream::snapshot;
 use crate::stream::state::Life;
 
 const WAIT_SYNCED: Duration = Duration::from_secs(60);
-/// Disk space that the log leaves to checkpoints and to others.
-const DISK_MARGIN_BYTES: u64 = 4 << 20;
-/// What a catalog transaction may need beside the bytes themselves.
-const CHECKPOINT_SPACE_BYTES: u64 = 2 << 20;
+/// How long after a checkpoint that failed the next one is tried: longer each time, up to the second bound.
+const RETRY_US: u64 = 500_000;
+const RETRY_MAX_US: u64 = 4_000_000;
 /// With this much in the log and nobody writing, a checkpoint is made: it frees memory and shortens a restart.
 const QUIET_CHECKPOINT_BYTES: u64 = 1 << 20;
 const QUIET_US: u64 = 2_000_000;
@@ -118,12 +117,35 @@ impl Quiet {
     }
 }
 
+/// When a checkpoint that failed is tried again.
+#[derive(Default)]
+struct Retry {
+    pause_us: u64,
+    not_before_us: u64,
+}
+
+impl Retry {
+    fn later(&mut self, now_us: u64) {
+        self.pause_us = (self.pause_us * 2).clamp(RETRY_US, RETRY_MAX_US);
+        self.not_before_us = now_us + self.pause_us;
+    }
+
+    fn is_owed(&self) -> bool {
+        self.pause_us > 0
+    }
+
+    fn is_time(&self, now_us: u64) -> bool {
+        now_us >= self.not_before_us
+    }
+}
+
 impl Engine {
     /// The maintenance thread's loop.
     pub fn run_maintenance(&self) {
         let mut expiry_cursor: Option<Vec<u8>> = Some(Vec::new());
         let mut last_sweep_us = 0;
         let mut quiet = Quiet::default();
+        let mut retry = Retry::default();
         self.prepare_spares();
         self.sweep_orphans();
         loop {
@@ -141,10 +163,16 @@ impl Engine {
             {
                 self.maintenance.request_checkpoint();
             }
-            if self.maintenance.checkpoint_wanted.load(Ordering::Acquire)
+            let wanted = self.maintenance.checkpoint_wanted.load(Ordering::Acquire)
                 || retained >= self.config.checkpoint_bytes
-            {
-                self.checkpoint_and_report();
+                || retry.is_owed();
+            if wanted && retry.is_time(self.doors.clock.monotonic_us()) {
+                self.checkpoint_and_report(&mut retry);
+            } else {
+                // It is owed anyway; nobody shall wake this thread for it meanwhile.
+                self.maintenance
+                    .checkpoint_wanted
+                    .store(false, Ordering::Release);
             }
             let now_us = self.doors.clock.monotonic_us();
             if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {
@@ -192,18 +220,19 @@ impl Engine {
             .for_each(|stream| self.purge_unneeded(stream, now_ms, usize::MAX));
     }
 
-    fn checkpoint_and_report(&self) {
-        if let Err(error) = self.checkpoint() {
-            self.metrics.checkpoint_failures.add(1);
-            if let CheckpointError::Catalog(error) = &error {
-                // Whether the transaction landed is unknown; trying again could count bytes twice.
-                self.shard
-                    .fail(&format!("the catalog could not be written: {error}"));
-                return;
+    fn checkpoint_and_report(&self, retry: &mut Retry) {
+        match self.checkpoint() {
+            Ok(()) => *retry = Retry::default(),
+            Err(error) => {
+                self.metrics.checkpoint_failures.add(1);
+                if error.is_final() {
+                    self.shard
+                        .fail(&format!("the catalog could not be written: {error}"));
+                    return;
+                }
+                report!("checkpoint failed and will be retried: {error}");
+                retry.later(self.doors.clock.monotonic_us());
             }
-            report!("checkpoint failed and will be retried: {error}");
-            // Nothing gets better by hurrying.
-            std::thread::sleep(Duration::from_millis(500));
         }
         self.shard.ring_all();
     }
@@ -231,7 +260,11 @@ impl Engine {
             staged,
             used_up: &used_up,
             leave_packs: &leave_packs,
-            wait_synced: &|sequence| self.shard.wait_synced(sequence, WAIT_SYNCED),
+            // Comes before each part of a long checkpoint; streams change meanwhile.
+            wait_synced: &|sequence| {
+                self.watch_space();
+                self.shard.wait_synced(sequence, WAIT_SYNCED)
+            },
         }
         .run()?;
         self.cold.settle_adopted();
@@ -244,18 +277,6 @@ impl Engine {
         self.metrics
             .checkpoint_us
             .add(self.doors.clock.monotonic_us().saturating_sub(before_us));
-        Ok(())
-    }
-
-    /// A catalog transaction that runs out of space cannot be taken back, so it is not begun without.
-    fn check_checkpoint_space(&self) -> std::io::Result<()> {
-        let need = self.metrics.hot_bytes.get() + CHECKPOINT_SPACE_BYTES;
-        let free = self.doors.disk.free_bytes()?;
-        if free < need {
-            return Err(std::io::Error::other(format!(
-                "{free} bytes are free, a checkpoint needs {need}"
-            )));
-        }
         Ok(())
     }
 
@@ -317,22 +338,24 @@ impl Engine {
     }
 
     fn add_spare(&self, file: WalFile) {
-        if let Ok(mut open) = self.shard.open() {
+        self.note_space(|open| {
             open.cursor.add_spare(file);
             open.storage_full = false;
-        }
-        self.metrics.wal_full.set(0);
+        });
         self.shard.ring_all();
     }
 
     /// Keeps prewritten files ready behind the current one.
     pub fn prepare_spares(&self) {
+        if self.watch_space() {
+            self.maintenance.request_checkpoint();
+        }
         loop {
             match self.shard.open() {
                 Ok(open) if open.cursor.spare_count() < WAL_SPARE_FILES => {}
                 _ => return,
             }
-            if let Err(error) = self.check_free_space() {
+            if let Err(error) = self.check_log_space() {
                 self.report_no_spare(&error);
                 return;
             }
@@ -348,36 +371,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// Looks before writing: filling a nearly full disk over and over would starve everybody else on it.
-    fn check_free_space(&self) -> std::io::Result<()> {
-        let need = self.config.wal_file_bytes_effective() + DISK_MARGIN_BYTES;
-        let free = self.doors.disk.free_bytes()?;
-        if free < need {
-            return Err(std::io::Error::other(format!(
-                "{free} bytes are free, {need} are needed"
-            )));
-        }
-        Ok(())
-    }
-
-    fn report_no_spare(&self, error: &std::io::Error) {
-        if let Ok(mut open) = self.shard.open()
-            && !std::mem::replace(&mut open.storage_full, true)
-        {
-            report!(
-                "no room for the next log file; appends will be refused when this one is full: {error}"
-            );
-        }
-        self.metrics.wal_full.set(1);
-        // Old log files may be all that is in the way.
-        if !self.shard.retained.lock().is_empty() && !self.cold.pins.log.held() {
-            self.maintenance
-                .checkpoint_wanted
-                .store(true, Ordering::Release);
-        }
-        self.shard.ring_all();
     }
 
     /// Unlinks packs without live bytes and asks the streams in mostly dead ones to move out with the next

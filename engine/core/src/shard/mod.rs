@@ -22,6 +22,7 @@ pub mod marks;
 pub mod pull;
 pub mod read;
 pub mod scrub;
+pub mod space;
 pub mod spill;
 pub mod stage;
 mod staged;

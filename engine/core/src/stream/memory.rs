@@ -1,7 +1,8 @@
 //! What a stream takes in memory, and the gauges that the bounds on memory look at.
 //!
 //! Whoever changes a stream's bytes calls [`StreamState::count_memory`] before the lock goes: the gauges move by the
-//! difference to what they knew. `shard/write` asks them whether there is room, `shard/class` whether to spill.
+//! difference to what they knew. `shard/write` asks them whether there is room, `shard/class` whether to spill,
+//! `shard/space` what a checkpoint will need on disk.
 //!
 //! Invariant `I-MEMORY-1`: each gauge is the sum of what `counted` says over all streams.
 
@@ -15,6 +16,8 @@ use crate::stream::state::{Life, StreamState};
 const STREAM_MEMORY_BYTES: u64 = size_of::<Stream>() as u64 + 160;
 /// A producer with an id of usual length.
 const PRODUCER_MEMORY_BYTES: u64 = size_of::<ProducerState>() as u64 + 80;
+/// The same in the catalog.
+const PRODUCER_ENTRY_BYTES: u64 = 128;
 
 /// What the gauges know of one stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +25,7 @@ pub struct Counted {
     logged: u64,
     volatile: u64,
     kept: u64,
+    listed: u64,
 }
 
 impl StreamState {
@@ -43,25 +47,38 @@ impl StreamState {
             + producers * PRODUCER_MEMORY_BYTES
     }
 
+    /// What the next checkpoint writes into the catalog for the stream's producers.
+    fn listed_producers(&self) -> u64 {
+        match &self.producers {
+            Some(all) if self.dirty => all.len() as u64 * PRODUCER_ENTRY_BYTES,
+            _ => 0,
+        }
+    }
+
     /// Brings the gauges up to date with this stream.
     pub fn count_memory(&mut self, metrics: &Metrics) {
         let hot = self.hot_memory();
+        let listed = self.listed_producers();
         let now = if self.is_volatile() {
             Counted {
                 logged: 0,
                 volatile: hot,
                 kept: self.kept_memory(),
+                listed,
             }
         } else {
             Counted {
                 logged: hot,
-                ..Counted::default()
+                volatile: 0,
+                kept: 0,
+                listed,
             }
         };
         let before = std::mem::replace(&mut self.counted, now);
         shift(&metrics.hot_bytes, before.logged, now.logged);
         shift(&metrics.ephemeral_bytes, before.volatile, now.volatile);
         shift(&metrics.ephemeral_kept_bytes, before.kept, now.kept);
+        shift(&metrics.dirty_producer_bytes, before.listed, now.listed);
     }
 }
 

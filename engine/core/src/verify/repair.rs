@@ -32,7 +32,7 @@ use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::log::wal::{WAL_DIR, file_name, prepare_new};
 use crate::metrics::Metrics;
-use crate::model::Class;
+use crate::model::{Class, EPOCHS_USED_UP, next_epoch};
 use crate::stream::offsets::{GapReason, Loss, Losses};
 use crate::verify::judge::{Judgement, judge};
 use crate::verify::log_scan::{ScannedFile, list_log, scan_file};
@@ -140,7 +140,8 @@ fn finish(
     let learnt = salvage.finish();
     let (mut losses, mut highest_epoch) = (learnt.losses, learnt.highest_epoch);
     if log.has_lost_frames() {
-        highest_epoch = (highest_epoch + 1).max(doors.clock.wall_ms());
+        highest_epoch = next_epoch(highest_epoch, doors.clock.wall_ms())
+            .ok_or_else(|| EngineError::new("epochs_used_up", EPOCHS_USED_UP))?;
         losses.add(Loss {
             epoch: highest_epoch,
             reach: Class::Object,
@@ -236,6 +237,7 @@ impl OldLog {
 fn catalog_failed(error: CatalogError) -> EngineError {
     match error {
         CatalogError::Io(error) => io_failed(error),
+        full @ CatalogError::Full => EngineError::from(full),
         CatalogError::Corrupt(what) => EngineError::new(
             "catalog_damaged",
             format!("{what}; nothing was changed, restore a backup of the whole directory"),

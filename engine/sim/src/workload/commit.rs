@@ -140,7 +140,7 @@ impl Sim {
             Ok(()) => self.check_live().map(|()| "done".into()),
             Err(error) if self.faulty() || engine.shard.failed() || self.disk_is_full() => {
                 // As the maintenance thread does.
-                if let CheckpointError::Catalog(_) = &error {
+                if error.is_final() {
                     engine.shard.fail("the catalog could not be written");
                 }
                 self.check_live().map(|()| format!("failed: {error}"))

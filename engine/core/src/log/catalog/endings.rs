@@ -5,7 +5,7 @@
 
 use redb::{ReadTransaction, ReadableDatabase, ReadableTable, WriteTransaction};
 
-use super::{Catalog, CatalogError, ENDINGS, contained};
+use super::{Catalog, CatalogError, ENDINGS};
 use crate::log::endings::Unwritten;
 
 /// A removal's sequence and its ending as it is stored.
@@ -13,7 +13,7 @@ pub type EndingRow = (u64, Vec<u8>);
 
 impl Catalog {
     pub fn endings(&self) -> Result<Vec<EndingRow>, CatalogError> {
-        contained(|| read_all(&self.database()?.begin_read()?))
+        self.read(|database| read_all(&database.begin_read()?))
     }
 }
 

@@ -20,7 +20,7 @@ impl Catalog {
     /// Copies all tables, as they are now, into an empty catalog.
     pub fn copy_into(&self, target: &Catalog, seen: Seen<'_>) -> Result<(), CatalogError> {
         contained(|| {
-            let from = self.database()?.begin_read()?;
+            let from = self.store().database()?.begin_read()?;
             copy_table(&from, target, STREAMS, |path, value| seen(path, value))?;
             copy_table(&from, target, IDS, |_, _| Ok(()))?;
             copy_table(&from, target, PACKS, |_, _| Ok(()))?;
@@ -40,7 +40,7 @@ fn copy_table<K: Key + 'static, V: Value + 'static>(
     let mut rows = source.iter()?;
     let mut more = true;
     while more {
-        let transaction = target.begin_write()?;
+        let transaction = target.store().begin_write()?;
         let mut table = transaction.open_table(definition)?;
         for _ in 0..COPY_ROWS {
             let Some(row) = rows.next() else {

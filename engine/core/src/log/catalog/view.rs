@@ -28,20 +28,18 @@ pub struct CatalogView {
 
 impl Catalog {
     pub fn view(&self) -> Result<CatalogView, CatalogError> {
-        contained(|| {
+        self.read(|database| {
             Ok(CatalogView {
-                transaction: self.database()?.begin_read()?,
+                transaction: database.begin_read()?,
             })
         })
     }
 
     /// Checks every page against its checksum. `false`: the store found and mended something of its own.
     pub fn check_pages(&mut self) -> Result<bool, CatalogError> {
-        let closed = || CatalogError::Io(std::io::Error::other("the catalog is closed"));
-        contained(|| {
-            let database = self.database.as_mut().ok_or_else(closed)?;
-            Ok(database.check_integrity()?)
-        })
+        let store = Arc::get_mut(self.store.get_mut());
+        let busy = || CatalogError::Io(std::io::Error::other("the catalog is in use"));
+        contained(|| Ok(store.ok_or_else(busy)?.database_mut()?.check_integrity()?))
     }
 
     /// An empty catalog beside the one in use. It counts only once [`Catalog::take_over`] has named it.
@@ -161,12 +159,6 @@ impl CatalogView {
                 .and_then(|bytes| bytes.try_into().ok())
                 .map_or(0, u64::from_le_bytes))
         })
-    }
-}
-
-impl From<std::io::Error> for CatalogError {
-    fn from(error: std::io::Error) -> CatalogError {
-        CatalogError::Io(error)
     }
 }
 

@@ -8,11 +8,12 @@
 //! - bytes are written at an extent's end, never at a file's end: leftovers of a dead checkpoint are overwritten;
 //! - nothing inside an extent that the catalog names is ever written to again;
 //! - `finish` returns only after all bytes, and the names of new files, are synced; after any error the
-//!   whole checkpoint is void: drop the writer, forget the changed extents, keep the WAL;
+//!   whole checkpoint is void: drop the writer (which removes its packs), forget the changed extents, keep the WAL;
 //! - bytes are copied out of packs only if they match their checksums. If not, they stay where they are (so
 //!   that the damage stays visible) and the summary names the stream;
 //! - a bounded number of files is open; a file is synced before it is closed.
 
+use crate::report;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
@@ -133,13 +134,13 @@ impl<'a> CheckpointWriter<'a> {
     /// Syncs every file written and the directories of new ones. Only after this may the catalog name the extents.
     pub fn finish(mut self) -> io::Result<CheckpointSummary> {
         self.guard(|writer| writer.sync_all())?;
-        self.summary.pack_live = self
-            .pack_live
+        let mut summary = std::mem::take(&mut self.summary);
+        summary.pack_live = std::mem::take(&mut self.pack_live)
             .into_iter()
             .filter(|(_, change)| *change != 0)
             .collect();
-        self.summary.damaged = self.damaged.into_iter().collect();
-        Ok(self.summary)
+        summary.damaged = std::mem::take(&mut self.damaged).into_iter().collect();
+        Ok(summary)
     }
 
     pub(super) fn guard<T>(
@@ -350,6 +351,24 @@ impl<'a> CheckpointWriter<'a> {
         }
         self.adopted.sync_all()?;
         self.segments.sync_all()
+    }
+}
+
+impl ColdStore {
+    /// Unlinks packs that no catalog names and none will. One that stays is unlinked with the packs without live bytes.
+    pub fn remove_void(&self, packs: &mut Vec<u32>) {
+        for pack in packs.drain(..) {
+            if let Err(error) = self.remove_pack(pack) {
+                report!("a pack that was given up could not be removed yet: {error}");
+            }
+        }
+    }
+}
+
+/// Of a checkpoint that was not finished: what it has in packs is not named by anybody, and space may be what it lacked.
+impl Drop for CheckpointWriter<'_> {
+    fn drop(&mut self) {
+        self.store.remove_void(&mut self.summary.packs);
     }
 }
 
