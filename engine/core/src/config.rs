@@ -74,6 +74,8 @@ pub struct Config {
     pub subscription_origins: Vec<String>,
     /// Test door: every log sync takes at least this long.
     pub fault_sync_delay_ms: u64,
+    /// ... and how long reads of files take that are not in the page cache.
+    pub fault_read_delay_ms: u64,
     /// Test door: one call of the log fails.
     pub fault_fail: Option<LogFault>,
 }
@@ -114,6 +116,7 @@ impl Default for Config {
             public_url: None,
             subscription_origins: Vec::new(),
             fault_sync_delay_ms: 0,
+            fault_read_delay_ms: 0,
             fault_fail: None,
         }
     }

@@ -9,12 +9,10 @@
 //! - nothing here retries a failed sync: a second sync after a failure proves nothing;
 //! - every descriptor is close-on-exec.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +20,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 #[path = "io_tests.rs"]
 pub(crate) mod tests;
 
+mod real;
 pub mod sabotage;
+pub mod slow;
+pub mod wanted;
+
+pub use self::real::RealDisk;
+use self::wanted::{Fetch, Key, Told};
+
+/// One read of bytes that are only to be in the page cache.
+const READ_THROUGH_BYTES: usize = 256 * 1024;
 
 /// Time. The wall clock may jump in both directions, the monotonic clock never goes back.
 pub trait Clock: Send + Sync {
@@ -81,6 +88,18 @@ pub trait DiskFile: Send + Sync {
     fn read_once_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         self.read_at(buffer, position)
     }
+    /// Like `read_at`, but `None` where the disk would have to be asked.
+    fn read_cached_at(&self, buffer: &mut [u8], position: u64) -> io::Result<Option<usize>> {
+        self.read_at(buffer, position).map(Some)
+    }
+    /// Whether the kernel could move these bytes without asking the disk.
+    fn is_cached(&self, _position: u64, _len: usize) -> bool {
+        true
+    }
+    /// Another owner of the open file, for a thread that reads it later; `None` where reading never waits.
+    fn another(&self) -> Option<Arc<dyn DiskFile>> {
+        None
+    }
     /// May be short. See [`write_all_at`].
     fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize>;
     /// fdatasync: the bytes, and the length needed to read them.
@@ -92,7 +111,11 @@ pub trait DiskFile: Send + Sync {
         Ok(self.len()? == 0)
     }
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// The descriptor, where there is one, for calls that move bytes inside the kernel.
+    /// Moves bytes to a socket inside the kernel; `None` where that is not possible.
+    fn send_to(&self, _socket: RawFd, _position: u64, _count: usize) -> Option<io::Result<usize>> {
+        None
+    }
+    /// The descriptor, where there is one.
     fn raw_fd(&self) -> Option<RawFd> {
         None
     }
@@ -147,11 +170,12 @@ pub fn read_exact_at(file: &dyn DiskFile, buffer: &mut [u8], position: u64) -> i
     ))
 }
 
-/// Reads until `buffer` is full or the file ends; returns how many bytes were read.
+/// Reads until `buffer` is full or the file ends; returns how many bytes were read. `WouldBlock` where the thread
+/// must not wait for them (`wanted`).
 pub fn read_up_to_at(file: &dyn DiskFile, buffer: &mut [u8], position: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], advance(position, done)?) {
+        match read_some_at(file, &mut buffer[done..], advance(position, done)?) {
             Ok(0) => break,
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -159,6 +183,68 @@ pub fn read_up_to_at(file: &dyn DiskFile, buffer: &mut [u8], position: u64) -> i
         }
     }
     Ok(done)
+}
+
+fn read_some_at(file: &dyn DiskFile, buffer: &mut [u8], position: u64) -> io::Result<usize> {
+    if wanted::may_wait() {
+        return file.read_at(buffer, position);
+    }
+    if let Some(count) = file.read_cached_at(buffer, position)? {
+        return Ok(count);
+    }
+    fetched(file, position, buffer.len())?;
+    file.read_at(buffer, position)
+}
+
+/// Before the kernel moves bytes of a file: `WouldBlock` if that would wait for the disk and the thread must not. Then
+/// `ahead` bytes are wanted.
+pub fn check_at_hand(
+    file: &dyn DiskFile,
+    position: u64,
+    len: usize,
+    ahead: usize,
+) -> io::Result<()> {
+    if wanted::may_wait() || file.is_cached(position, len) {
+        return Ok(());
+    }
+    fetched(file, position, ahead)
+}
+
+/// Whether bytes that are not in the page cache were there a moment ago (`I-WAIT-1`).
+fn fetched(file: &dyn DiskFile, position: u64, len: usize) -> io::Result<()> {
+    let key = Key::Bytes {
+        file: file.raw_fd().unwrap_or(-1),
+        position,
+        len,
+    };
+    let fetch = || -> Option<Fetch> {
+        let file = file.another()?;
+        Some(Box::new(move || read_through(&*file, position, len)))
+    };
+    match wanted::want(key, fetch) {
+        Some(Told::Failed(failure)) => Err(failure.into()),
+        Some(_) => Ok(()),
+        None => Err(wanted::would_block()),
+    }
+}
+
+/// Reads bytes only to have them in the page cache. A file that ends before them is an error only if it has none.
+fn read_through(file: &dyn DiskFile, position: u64, len: usize) -> io::Result<()> {
+    let mut scratch = vec![0; len.min(READ_THROUGH_BYTES)];
+    let mut done = 0;
+    while done < len {
+        let room = scratch.len().min(len - done);
+        match file.read_at(&mut scratch[..room], advance(position, done)?) {
+            Ok(0) if done == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // What was read before is of use; the next look finds the error.
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Writes all of `bytes` at `position`, through interruptions and short writes.
@@ -229,181 +315,5 @@ impl Random for SystemRandom {
                 "getrandom failed: {error}"
             );
         }
-    }
-}
-
-/// A directory of the real file system.
-#[derive(Clone, Debug)]
-pub struct RealDisk {
-    root: PathBuf,
-}
-
-impl RealDisk {
-    /// Creates the directory if it is missing.
-    pub fn open(root: impl AsRef<Path>) -> io::Result<RealDisk> {
-        fs::create_dir_all(&root)?;
-        // Absolute from here on: a later change of the working directory must not move the data.
-        Ok(RealDisk {
-            root: fs::canonicalize(root)?,
-        })
-    }
-
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
-    fn resolve(&self, path: &str) -> io::Result<PathBuf> {
-        if path.is_empty() {
-            return Ok(self.root.clone());
-        }
-        let bad =
-            |part: &str| part.is_empty() || part == "." || part == ".." || part.contains('\0');
-        if path.split('/').any(bad) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("path {path:?} leaves or bends the data directory"),
-            ));
-        }
-        Ok(self.root.join(path))
-    }
-}
-
-impl Disk for RealDisk {
-    fn open(&self, path: &str, mode: OpenMode) -> io::Result<Arc<dyn DiskFile>> {
-        // The standard library opens every file with O_CLOEXEC.
-        let mut options = OpenOptions::new();
-        options.read(true).write(mode != OpenMode::Read);
-        match mode {
-            OpenMode::Read | OpenMode::ReadWrite => {}
-            OpenMode::CreateNew => {
-                options.create_new(true);
-            }
-            OpenMode::CreateOrOpen => {
-                options.create(true).truncate(false);
-            }
-        }
-        let file = options.open(self.resolve(path)?)?;
-        Ok(Arc::new(RealFile { file }))
-    }
-
-    fn create_dir_all(&self, path: &str) -> io::Result<()> {
-        fs::create_dir_all(self.resolve(path)?)
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.resolve(from)?, self.resolve(to)?)
-    }
-
-    fn remove(&self, path: &str) -> io::Result<()> {
-        fs::remove_file(self.resolve(path)?)
-    }
-
-    fn list(&self, dir: &str) -> io::Result<Vec<DirEntry>> {
-        let mut entries = Vec::new();
-        for entry in fs::read_dir(self.resolve(dir)?)? {
-            let entry = entry?;
-            let metadata = match entry.metadata() {
-                Ok(metadata) => metadata,
-                // Removed by another thread since the directory was read.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
-            };
-            // Every name the engine makes is ASCII; a foreign one cannot be passed to `open` as text.
-            if let Ok(name) = entry.file_name().into_string() {
-                entries.push(DirEntry {
-                    name,
-                    len: metadata.len(),
-                    is_dir: metadata.is_dir(),
-                });
-            }
-        }
-        entries.sort_unstable_by(|left, right| left.name.cmp(&right.name));
-        Ok(entries)
-    }
-
-    fn sync_dir(&self, dir: &str) -> io::Result<()> {
-        File::open(self.resolve(dir)?)?.sync_all()
-    }
-
-    fn free_bytes(&self) -> io::Result<u64> {
-        let path = std::ffi::CString::new(self.root.as_os_str().as_bytes())?;
-        let mut answer = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: the path is a valid C string and `answer` has the size and alignment statvfs wants.
-        if unsafe { libc::statvfs(path.as_ptr(), answer.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: statvfs returned 0, so it has filled the whole structure.
-        let answer = unsafe { answer.assume_init() };
-        Ok(answer.f_bavail.saturating_mul(answer.f_frsize))
-    }
-}
-
-struct RealFile {
-    file: File,
-}
-
-impl RealFile {
-    /// What the page cache holds from `position` on; `None` if the disk would have to be asked.
-    fn read_cached_at(&self, buffer: &mut [u8], position: u64) -> Option<usize> {
-        let position = libc::off_t::try_from(position).ok()?;
-        let piece = libc::iovec {
-            iov_base: buffer.as_mut_ptr().cast(),
-            iov_len: buffer.len(),
-        };
-        // SAFETY: the descriptor is open as long as `self`, and the one piece describes `buffer`, which is
-        // borrowed for writing until the call returns.
-        let count =
-            unsafe { libc::preadv2(self.file.as_raw_fd(), &piece, 1, position, libc::RWF_NOWAIT) };
-        // Nothing is the end of the file; errors are those of the plain read that follows.
-        usize::try_from(count).ok().filter(|count| *count > 0)
-    }
-
-    /// A hint to the kernel; if it is not taken, only memory is used less well.
-    fn advise(&self, position: u64, len: usize, advice: libc::c_int) {
-        if let (Ok(position), Ok(len)) = (position.try_into(), len.try_into()) {
-            // SAFETY: takes numbers only; the descriptor is open as long as `self`.
-            unsafe { libc::posix_fadvise(self.file.as_raw_fd(), position, len, advice) };
-        }
-    }
-}
-
-impl DiskFile for RealFile {
-    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-        self.file.read_at(buffer, position)
-    }
-
-    fn read_once_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-        if let Some(count) = self.read_cached_at(buffer, position) {
-            return Ok(count);
-        }
-        // Without reading ahead: pages that it brings in would then pass for somebody else's.
-        self.advise(position, 0, libc::POSIX_FADV_RANDOM);
-        let count = self.file.read_at(buffer, position)?;
-        self.advise(position, count, libc::POSIX_FADV_DONTNEED);
-        Ok(count)
-    }
-
-    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize> {
-        self.file.write_at(bytes, position)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
-    }
-
-    fn sync_all(&self) -> io::Result<()> {
-        self.file.sync_all()
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(len)
-    }
-
-    fn raw_fd(&self) -> Option<RawFd> {
-        Some(self.file.as_raw_fd())
     }
 }

@@ -66,8 +66,13 @@ pub const FORK_EPOCHS_MAX: usize = 32;
 pub const FORK_PIECES_MAX: usize = 64;
 /// Streams of a chain that a request purges itself; the rest of the chain is left to maintenance.
 pub const PURGES_PER_REQUEST_MAX: usize = 16;
+/// Threads that wait for the disk in place of reactors, and things they are asked for at once; more requests are refused.
+pub const LOAD_THREADS: usize = 4;
+pub const LOADS_MAX: usize = 1024;
+/// Bytes of a large body that are brought into the page cache at once.
+pub const LOAD_AHEAD_BYTES: usize = 1024 * 1024;
 /// Appends of more than this many bytes are searched for their messages by a thread, and how many of them are remembered
-/// (or wait for it) with points in steps of so many bytes.
+/// with points in steps of so many bytes.
 pub const MARKED_APPEND_MIN_BYTES: u64 = 256 * 1024;
 pub const MARKED_APPENDS_MAX: usize = 1024;
 pub const MARK_STEP_BYTES: u32 = 64 * 1024;

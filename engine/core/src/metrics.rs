@@ -73,6 +73,9 @@ metrics! {
     checkpoints "counter" "millstream_checkpoints_total" "Checkpoints completed.";
     checkpoint_failures "counter" "millstream_checkpoint_failures_total" "Checkpoints that failed and will be retried.";
     checkpoint_us "counter" "millstream_checkpoint_microseconds_total" "Time spent in checkpoints.";
+    loads "counter" "millstream_cold_loads_total" "Times that something was fetched from the disk for requests that waited for it.";
+    loads_waiting "gauge" "millstream_cold_loads_waiting" "Things that requests wait for to be fetched from the disk.";
+    loads_refused "counter" "millstream_cold_loads_refused_total" "Requests refused because too much was to be fetched from the disk.";
     read_errors "counter" "millstream_read_errors_total" "Reads that failed on disk or checksum.";
     damaged_ranges "gauge" "millstream_damaged_ranges" "Ranges of streams that cannot be read back: their readers get a gap.";
     scrubbed_bytes "counter" "millstream_scrubbed_bytes_total" "Bytes at rest that the scrub has checked.";

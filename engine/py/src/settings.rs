@@ -19,6 +19,9 @@ pub fn config_from(settings: &Bound<'_, PyDict>) -> PyResult<Config> {
     if let Ok(text) = std::env::var("MILLSTREAM_FAULT_SYNC_DELAY_MS") {
         config.fault_sync_delay_ms = text.parse().map_err(|_| bad_fault(&text))?;
     }
+    if let Ok(text) = std::env::var("MILLSTREAM_FAULT_READ_DELAY_MS") {
+        config.fault_read_delay_ms = text.parse().map_err(|_| bad_fault(&text))?;
+    }
     if let Ok(text) = std::env::var("MILLSTREAM_FAULT_FAIL") {
         config.fault_fail = Some(LogFault::parse(&text).ok_or_else(|| bad_fault(&text))?);
     }

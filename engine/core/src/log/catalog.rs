@@ -22,6 +22,7 @@ use std::io;
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use redb::{
@@ -36,6 +37,7 @@ use crate::model::StreamId;
 mod endings;
 mod error;
 mod export;
+mod known;
 mod store;
 mod view;
 
@@ -44,6 +46,7 @@ mod view;
 mod tests;
 
 pub use self::error::CatalogError;
+pub use self::known::Known;
 use self::store::{Store, contained};
 pub use self::view::CatalogView;
 
@@ -96,6 +99,10 @@ pub struct Catalog {
     file: Arc<dyn DiskFile>,
     /// Held by a commit to its end, opening the store again included.
     writing: Mutex<()>,
+    /// Which paths there may be. Without it every path may be there.
+    pub known: Known,
+    /// Counts commits.
+    version: AtomicU64,
 }
 
 impl Catalog {
@@ -137,6 +144,8 @@ impl Catalog {
             store: RwLock::new(Arc::new(Store::open(&file)?)),
             file,
             writing: Mutex::default(),
+            known: Known::default(),
+            version: AtomicU64::new(0),
         })
     }
 
@@ -270,6 +279,12 @@ impl Catalog {
         pack_live: &[(u32, i64)],
         endings: &Unwritten,
     ) -> Result<(), CatalogError> {
+        // Before anybody can look for them here.
+        changes
+            .iter()
+            .filter(|change| matches!(change, Change::Put { .. }))
+            .filter_map(Change::path)
+            .for_each(|path| self.known.add(path));
         let _writing = self.writing.lock();
         let store = self.store();
         store.expect_space();
@@ -292,10 +307,17 @@ impl Catalog {
             drop(table);
             Ok(transaction.commit()?)
         });
-        match done {
+        let done = match done {
             Err(_) if store.is_out_of_space() => self.open_again(&store, number),
             done => done,
-        }
+        };
+        self.version.fetch_add(1, Ordering::AcqRel);
+        done
+    }
+
+    /// Grows with every commit: as long as it is the same, what was found here still holds.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     /// After a commit that found no space. The store refuses everything then; opened again, the file says whether the

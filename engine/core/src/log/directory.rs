@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::io::wanted::{self, Key, Told};
 use crate::log::catalog::{Catalog, CatalogError};
 use crate::log::damaged::Damaged;
 use crate::log::dirty::Dirty;
@@ -107,15 +108,61 @@ impl Directory {
     }
 
     /// The stream at a path, deleted ones included; `None` if there never was one that the server knows of.
+    /// `WouldBlock` if the thread must not wait for the catalog.
     pub fn get(&self, path: &str) -> Result<Option<Arc<Stream>>, CatalogError> {
-        let mut slot = self.path_slot(path).lock();
-        if let Some(found) = slot.get(path) {
-            return Ok(Some(Arc::clone(&found.0)));
+        loop {
+            if let Some(stream) = self.in_memory_at(path) {
+                return Ok(Some(stream));
+            }
+            // In this order: what leaves memory is in the catalog before, and known there.
+            if !self.catalog.known.may_have(path.as_bytes()) {
+                return Ok(None);
+            }
+            let version = self.catalog.version();
+            if !wanted::may_wait() {
+                return self.want(Key::Path(path.into()), || self.in_memory_at(path));
+            }
+            // Without the slot's lock: a slow disk must not hold up those who want its neighbours.
+            let Some(value) = self.catalog.get(path.as_bytes())? else {
+                return Ok(None);
+            };
+            let stream = self.decode(&value, path)?;
+            if let Some(stream) = self.take_in(stream, version) {
+                return Ok(Some(stream));
+            }
         }
-        let Some(value) = self.catalog.get(path.as_bytes())? else {
-            return Ok(None);
-        };
-        let stream = Arc::new(self.decode(&value, path)?);
+    }
+
+    /// What a thread that must not wait knows about a stream that is not in memory.
+    fn want(
+        &self,
+        key: Key,
+        in_memory: impl Fn() -> Option<Arc<Stream>>,
+    ) -> Result<Option<Arc<Stream>>, CatalogError> {
+        match wanted::want(key.clone(), || None) {
+            Some(Told::Failed(failure)) => return Err(CatalogError::Io(failure.into())),
+            // The order matters: if it was made and written since, it is in memory, or the version another.
+            Some(Told::Absent(version)) => match in_memory() {
+                None if self.catalog.version() == version => return Ok(None),
+                None => {}
+                found => return Ok(found),
+            },
+            Some(Told::AtHand) | None => {}
+        }
+        wanted::note(key, None);
+        Err(CatalogError::Io(wanted::would_block()))
+    }
+
+    /// Puts what was read from the catalog in place, unless it may have changed since `version`; then `None`.
+    fn take_in(&self, stream: Stream, version: u64) -> Option<Arc<Stream>> {
+        let mut slot = self.path_slot(&stream.path).lock();
+        if let Some(found) = slot.get(&*stream.path) {
+            return Some(Arc::clone(&found.0));
+        }
+        if self.catalog.version() != version {
+            return None;
+        }
+        let stream = Arc::new(stream);
         let damaged = stream.lock().damaged().len();
         if damaged > 0 {
             self.damaged.note(stream.id, damaged);
@@ -125,10 +172,10 @@ impl Directory {
             .lock()
             .insert(stream.id, Arc::clone(&stream));
         self.metrics.streams_cached.add(1);
-        Ok(Some(stream))
+        Some(stream)
     }
 
-    /// The stream at a path if it is in memory.
+    /// The stream at a path if it is in memory: then it says more than the catalog.
     pub fn in_memory_at(&self, path: &str) -> Option<Arc<Stream>> {
         let slot = self.path_slot(path).lock();
         slot.get(path).map(|found| Arc::clone(&found.0))
@@ -136,8 +183,12 @@ impl Directory {
 
     /// The stream of an incarnation, wherever its path points now.
     pub fn get_by_id(&self, id: StreamId) -> Result<Option<Arc<Stream>>, CatalogError> {
-        if let Some(stream) = self.id_slot(id).lock().get(&id) {
-            return Ok(Some(Arc::clone(stream)));
+        let in_memory = || self.id_slot(id).lock().get(&id).map(Arc::clone);
+        if let Some(stream) = in_memory() {
+            return Ok(Some(stream));
+        }
+        if !wanted::may_wait() {
+            return self.want(Key::Stream(id.0), in_memory);
         }
         let Some(path) = self.catalog.path_of(id)? else {
             return Ok(None);
@@ -271,12 +322,6 @@ impl Directory {
     /// Paths behind `after` that the catalog may not know, in order: the first `count` or fewer.
     pub fn new_paths(&self, prefix: &str, after: &str, count: usize) -> Vec<Arc<Stream>> {
         self.dirty.new_streams(prefix, after, count)
-    }
-
-    /// The stream at a path if it is in memory: then it says more than the catalog.
-    pub fn cached(&self, path: &str) -> Option<Arc<Stream>> {
-        let slot = self.path_slot(path).lock();
-        slot.get(path).map(|found| Arc::clone(&found.0))
     }
 
     /// Newest stamp of a change that memory does not know of any more.

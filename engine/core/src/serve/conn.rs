@@ -30,7 +30,8 @@ pub enum Phase {
     Request,
     /// A chunked body is arriving.
     Chunked(Box<ChunkedBody>),
-    /// The request at the front waits for the log; it is looked at again after the next commit.
+    /// The request at the front waits for the log or the disk; it is looked at again after the next commit, or when what
+    /// it lacked is at hand.
     Waiting(Option<Box<ChunkedBody>>),
     /// A body too large to be copied is on its way, piece by piece.
     Sending(Box<Sending>),
@@ -108,6 +109,8 @@ pub struct Conn {
     /// The socket is full; wait until it is writable.
     pub blocked: bool,
     pub dead: bool,
+    /// Something is being fetched from the disk before this connection can go on.
+    pub loading: bool,
     pub write_shut: bool,
     /// The peer has said that it sends nothing more; what it has sent before may still be in the socket.
     pub half_closed: bool,
@@ -158,6 +161,7 @@ impl Conn {
             in_flush_list: false,
             blocked: false,
             dead: false,
+            loading: false,
             write_shut: false,
             half_closed: false,
             input_ended: false,

@@ -10,6 +10,7 @@ use crate::report;
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
+use crate::io::wanted;
 use crate::limits::{SSE_PIECE_BYTES, SSE_PIECES_KEPT, SSE_WINDOW_BYTES, TIGHT_SSE_PIECE_BYTES};
 use crate::model::Media;
 use crate::refusal::Refusal;
@@ -206,8 +207,7 @@ impl Reactor {
             }
             state.life
         };
-        self.unregister(&poll.stream, conn.token);
-        self.engine.metrics.long_polls.sub(1);
+        drop(wanted::take_noted());
         let refusal = match gone {
             Life::Live if self.stopping && !timed_out => Some(ErrorCode::ShuttingDown),
             Life::Live => None,
@@ -221,6 +221,12 @@ impl Reactor {
                 engine.past_damage(|| self.answer_poll(conn, &poll).map(|_| ()))
             }
         };
+        if result.is_err() && self.waits_for_disk(conn) {
+            conn.phase = Phase::LongPoll(poll);
+            return;
+        }
+        self.unregister(&poll.stream, conn.token);
+        self.engine.metrics.long_polls.sub(1);
         if let Err(refusal) = result {
             let reply = Reply {
                 date: &self.date,
@@ -295,8 +301,10 @@ impl Reactor {
     /// one comes again.
     pub fn next_piece(&mut self, conn: &mut Conn) -> Option<Arc<Piece>> {
         let engine = Arc::clone(&self.engine);
+        drop(wanted::take_noted());
         match engine.past_damage(|| self.look_for_piece(conn)) {
             Ok(piece) => piece,
+            Err(_) if self.waits_for_disk(conn) => None,
             Err(refusal) => {
                 // The response has begun: only a broken connection can say that it is not whole.
                 report!("SSE reader dropped: {}", refusal.sentence());
@@ -458,6 +466,7 @@ impl Reactor {
         };
         self.unregister(&sse.stream, conn.token);
         self.engine.metrics.sse_subscribers.sub(1);
+        conn.loading = false;
         if sse.chunked {
             conn.output.extend_from_slice(b"0\r\n\r\n");
         }

@@ -28,4 +28,5 @@ pub mod server;
 pub mod sys;
 pub mod time;
 pub mod timing;
+pub mod waits;
 pub mod wheel;

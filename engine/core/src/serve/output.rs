@@ -1,9 +1,10 @@
-//! Sending: buffers, bodies and events by pieces. Nothing here blocks; what does not fit waits for the socket,
-//! holding a position and, as far as there is room (`budget`), bytes.
+//! Sending: buffers, bodies and events by pieces. Nothing here blocks; what does not fit waits for the socket, and what
+//! is not in memory for the disk (`waits`), holding a position and, as far as there is room (`budget`), bytes.
 
 use std::os::fd::RawFd;
 
-use crate::limits::TIGHT_OUTPUT_BYTES;
+use crate::io::{check_at_hand, wanted};
+use crate::limits::{LOAD_AHEAD_BYTES, TIGHT_OUTPUT_BYTES};
 use crate::serve::budget::Kept;
 use crate::serve::conn::{Conn, Phase, Sending};
 use crate::serve::reactor::Reactor;
@@ -64,6 +65,9 @@ impl Reactor {
                     conn.dead = true;
                     return;
                 }
+            }
+            if conn.loading {
+                return;
             }
             let next = match &conn.phase {
                 Phase::Request | Phase::Chunked(_) if conn.paused => {
@@ -151,12 +155,12 @@ impl Reactor {
                 conn.output.extend(sending.suffix);
                 return self.body_is_sent(conn);
             }
+            drop(wanted::take_noted());
             let moved = move_piece(&self.engine, &mut self.piece, descriptor, sending);
             match moved {
                 Ok((0, _)) => {
                     let why = "its bytes end there";
-                    self.engine
-                        .body_failed(&sending.stream, sending.position, why);
+                    self.body_failed(&sending.stream, sending.position, why);
                     return Sent::Dead;
                 }
                 Ok((sent, wanted)) => {
@@ -166,13 +170,16 @@ impl Reactor {
                         return Sent::Blocked;
                     }
                 }
+                Err(_) if wanted::is_noted() => {
+                    self.waits_for_disk(conn);
+                    return Sent::All;
+                }
                 Err(error) if sys::would_block(&error) => return Sent::Blocked,
                 Err(error) => {
                     // A socket fails with codes of its own; what has none, or this one, is about the file.
                     if matches!(error.raw_os_error(), None | Some(libc::EIO)) {
                         let why = error.to_string();
-                        self.engine
-                            .body_failed(&sending.stream, sending.position, &why);
+                        self.body_failed(&sending.stream, sending.position, &why);
                     }
                     return Sent::Dead;
                 }
@@ -286,14 +293,13 @@ fn move_piece(
         )?;
         return Ok((sent, count));
     }
-    if let Some(piece) = engine.in_file(&sending.stream, sending.position)?
-        && let Some(file) = piece.file.raw_fd()
-    {
-        let count = left
-            .min(usize::try_from(piece.len).unwrap_or(usize::MAX))
-            .min(PIECE_MAX_BYTES);
-        let sent = sys::send_file(socket, file, piece.file_position, count)?;
-        return Ok((sent, count));
+    if let Some(piece) = engine.in_file(&sending.stream, sending.position)? {
+        let there = left.min(usize::try_from(piece.len).unwrap_or(usize::MAX));
+        let (count, ahead) = (there.min(PIECE_MAX_BYTES), there.min(LOAD_AHEAD_BYTES));
+        check_at_hand(&*piece.file, piece.file_position, count, ahead)?;
+        if let Some(sent) = piece.file.send_to(socket, piece.file_position, count) {
+            return Ok((sent?, count));
+        }
     }
     let room = buffer.len().min(left);
     let count = engine.fill(&sending.stream, sending.position, &mut buffer[..room])?;

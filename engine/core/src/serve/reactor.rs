@@ -226,6 +226,7 @@ impl Reactor {
                 KIND_MAILBOX => {
                     self.engine.shard.mailboxes[self.number].clear();
                     self.deliver_finished();
+                    self.deliver_loaded();
                 }
                 KIND_UPSTREAM => self.upstream_event(token),
                 _ => self.connection_event(token, ready),
@@ -441,6 +442,15 @@ impl Reactor {
     }
 
     fn deadline(&mut self, conn: &mut Conn) {
+        if conn.loading && !conn.blocked {
+            // The disk is slow, not the client. A request that has not begun to be answered need not wait for ever.
+            conn.deadline_ms = self.now_ms + 1000;
+            if matches!(conn.phase, Phase::Waiting(_)) && self.waited_too_long(conn) {
+                conn.loading = false;
+                self.resume(conn);
+            }
+            return;
+        }
         match &conn.phase {
             Phase::LongPoll(_) => self.finish_poll(conn, true),
             Phase::Sse(_) => self.tick_sse(conn),

@@ -66,10 +66,9 @@ impl Reactor {
         {
             return Err(Undone::Wait);
         }
-        self.engine.metrics.reads.add(1);
         self.round_has_reads = true;
         let engine = Arc::clone(&self.engine);
-        engine
+        let flow = engine
             .past_damage(|| {
                 let plan = self.plan_read(&stream, &query)?;
                 let stream = Arc::clone(&stream);
@@ -79,7 +78,9 @@ impl Reactor {
                     Some(Live::Sse) => self.begin_sse(conn, head, stream, plan, query.cursor),
                 }
             })
-            .map_err(Undone::refused)
+            .map_err(Undone::refused)?;
+        engine.metrics.reads.add(1);
+        Ok(flow)
     }
 
     /// Where the read begins, behind damage if there is some.
@@ -283,7 +284,6 @@ impl Reactor {
         if reply.head_only {
             return Ok(Flow::Done);
         }
-        self.engine.metrics.read_bytes.add(stored);
         if json {
             out.push(b'[');
         }
@@ -302,6 +302,7 @@ impl Reactor {
                 conn.output.truncate(start);
             }
             copied?;
+            self.engine.metrics.read_bytes.add(stored);
             conn.output.truncate(conn.output.len() - comma as usize);
             conn.output.extend(suffix);
             if !self.room_for_bodies() {
@@ -309,6 +310,7 @@ impl Reactor {
             }
             return Ok(Flow::Done);
         }
+        self.engine.metrics.read_bytes.add(stored);
         conn.phase = Phase::Sending(Box::new(sending()));
         Ok(Flow::Done)
     }

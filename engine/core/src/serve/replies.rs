@@ -1,6 +1,7 @@
 //! Replies of a reactor: held back until the log has reached them, refusals, and the end of a connection.
 
 use crate::error::ErrorCode;
+use crate::io::wanted;
 use crate::model::{Gate, Stage};
 use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Measured, Phase};
@@ -99,6 +100,10 @@ impl Reactor {
     }
 
     pub fn answer_undone(&mut self, conn: &mut Conn, head: &Head<'_>, undone: Undone) -> Flow {
+        if wanted::is_noted() {
+            // Refused only because it must not wait for the disk here.
+            return Flow::Wait;
+        }
         match undone {
             Undone::Wait => Flow::Wait,
             Undone::Refused { refusal, gate } => {
@@ -162,6 +167,7 @@ impl Reactor {
         self.release_body(conn);
         conn.phase = Phase::Closing;
         conn.paused = false;
+        conn.loading = false;
         conn.input = Vec::new();
         conn.needed = 0;
         conn.deadline_ms =

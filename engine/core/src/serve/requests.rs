@@ -1,6 +1,7 @@
 //! From bytes to requests to answers: framing, order, and what waits.
 
 use crate::error::ErrorCode;
+use crate::io::wanted;
 use crate::limits::{
     CONNECTION_FREE_BYTES, HEAD_MAX_BYTES, PIPELINE_REQUEST_MAX_BYTES, PROXY_REQUEST_MAX_BYTES,
     STAGE_REQUEST_MAX_BYTES,
@@ -274,19 +275,34 @@ impl Reactor {
             conn.received_us = self.now_us;
         }
         conn.timing = head.get(Known::MillstreamTiming) == Some(b"1");
-        match self.dispatch(conn, head, body) {
-            Flow::Wait if self.waited_too_long(conn) => {
+        drop(wanted::take_noted());
+        let flow = self.dispatch(conn, head, body);
+        let noted = wanted::take_noted();
+        match (flow, noted) {
+            (Flow::Done, _) => {}
+            (Flow::Wait, Some(wanted)) => {
+                let busy = if self.waited_too_long(conn) {
+                    "The disk made no progress while the request waited."
+                } else if self.fetch_for(conn, wanted, false) {
+                    conn.phase = Phase::Waiting(None);
+                    return false;
+                } else {
+                    "Too many requests wait for the disk."
+                };
+                let refusal = Refusal::with(ErrorCode::ServerBusy, busy);
+                self.answer_undone(conn, head, Undone::refused(refusal));
+            }
+            (Flow::Wait, None) if self.waited_too_long(conn) || self.engine.shard.failed() => {
                 let refusal = Refusal::with(
                     ErrorCode::ServerBusy,
                     "The log made no progress while the request waited.",
                 );
                 self.answer_undone(conn, head, Undone::refused(refusal));
             }
-            Flow::Wait => {
+            (Flow::Wait, None) => {
                 self.wait_for_commit(conn, None);
                 return false;
             }
-            Flow::Done => {}
         }
         self.engine.metrics.requests.add(1);
         self.release_body(conn);
@@ -300,12 +316,12 @@ impl Reactor {
         true
     }
 
-    /// Waiting has an end: the log has failed, or nothing has moved for long.
-    fn waited_too_long(&self, conn: &mut Conn) -> bool {
+    /// Waiting has an end when nothing has moved for long.
+    pub fn waited_too_long(&self, conn: &mut Conn) -> bool {
         if conn.waiting_since_ms == 0 {
             conn.waiting_since_ms = self.now_ms;
         }
-        self.engine.shard.failed() || self.now_ms - conn.waiting_since_ms > WAIT_MAX_MS
+        self.now_ms - conn.waiting_since_ms > WAIT_MAX_MS
     }
 
     /// When a body must be there: a fixed time, and more for every byte that has come. Counted from its start,

@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::error::EngineError;
-use crate::io::Doors;
-use crate::limits::OPEN_FILES_MAX;
+use crate::io::slow::SlowDisk;
+use crate::io::{Doors, wanted};
+use crate::limits::{LOAD_THREADS, OPEN_FILES_MAX};
 use crate::log::lock::DirectoryLock;
 use crate::serve::listener::Listener;
 use crate::serve::pipeline::pool::Pipeline;
@@ -40,7 +41,7 @@ struct Threads {
     log: Vec<JoinHandle<()>>,
     maintenance: Option<JoinHandle<()>>,
     scrub: Option<JoinHandle<()>>,
-    marks: Option<JoinHandle<()>>,
+    loads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
@@ -53,8 +54,11 @@ impl Server {
         } else {
             None
         };
-        let doors = Doors::real(&config.data_dir)
+        let mut doors = Doors::real(&config.data_dir)
             .map_err(|error| EngineError::io(&config.data_dir, error))?;
+        if config.fault_read_delay_ms > 0 {
+            doors.disk = Arc::new(SlowDisk::new(doors.disk, config.fault_read_delay_ms));
+        }
         let engine = Engine::open(config, doors, progress)?.engine;
         let mut threads = Threads::default();
         let committing = Arc::clone(&engine);
@@ -75,8 +79,6 @@ impl Server {
             crate::serve::sys::give_way();
             scrubbing.run_scrub()
         })?);
-        let marking = Arc::clone(&engine);
-        threads.marks = Some(spawn("marks", move || marking.run_marks())?);
         Ok(Server {
             engine,
             listener,
@@ -103,6 +105,12 @@ impl Server {
             .workers
             .push(spawn("tails", move || watching.watch())?);
         threads.pipeline = Some(Arc::clone(&pipeline));
+        for number in 0..LOAD_THREADS {
+            let loading = Arc::clone(&self.engine);
+            self.engine.count_load_thread();
+            let thread = spawn(&format!("load-{number}"), move || loading.run_loads())?;
+            threads.loads.push(thread);
+        }
         for number in 0..self.engine.shard.mailboxes.len() {
             let socket = control_socket.map(str::to_owned);
             let mut reactor = Reactor::new(
@@ -114,6 +122,7 @@ impl Server {
             )
             .map_err(failed)?;
             threads.reactors.push(spawn("reactor", move || {
+                wanted::never_wait();
                 if let Err(error) = reactor.run() {
                     report!("a reactor ended: {error}");
                 }
@@ -142,9 +151,12 @@ impl Server {
         for worker in threads.workers.drain(..) {
             join(worker, "pipeline");
         }
-        self.engine.marks.stop();
-        if let Some(thread) = threads.marks.take() {
-            join(thread, "marks");
+        // A disk that does not answer must not keep the server from ending.
+        let loads_ended = self.engine.loads.stop(ends);
+        if loads_ended {
+            for thread in threads.loads.drain(..) {
+                join(thread, "load");
+            }
         }
         self.engine.maintenance.stop();
         self.engine.directory.damaged.stop();
@@ -172,7 +184,13 @@ impl Server {
         for thread in threads.log.drain(..) {
             join(thread, "log");
         }
-        self.lock.lock().take();
+        let lock = self.lock.lock().take();
+        if !loads_ended {
+            report!(
+                "a thread still waits for the disk; the directory stays locked until the process ends"
+            );
+            std::mem::forget(lock);
+        }
         checkpointed
     }
 }

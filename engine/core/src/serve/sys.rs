@@ -125,18 +125,6 @@ pub fn send(fd: RawFd, bytes: &[u8], more: bool) -> io::Result<usize> {
     }
 }
 
-/// Lets the kernel move up to `count` bytes of a file to a non-blocking socket.
-pub fn send_file(socket: RawFd, file: RawFd, position: u64, count: usize) -> io::Result<usize> {
-    let mut offset = i64::try_from(position).map_err(io::Error::other)?;
-    // SAFETY: `offset` is a live variable that the kernel updates; both descriptors are held by the caller.
-    let sent = unsafe { libc::sendfile(socket, file, &mut offset, count) };
-    if sent < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(sent as usize)
-    }
-}
-
 /// Tells the peer that nothing more comes.
 pub fn shutdown_write(fd: RawFd) {
     // SAFETY: no pointers. A socket that is gone already needs no shutdown.

@@ -13,6 +13,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
+use crate::io::wanted::{self, Key};
 use crate::limits::FORK_PIECES_MAX;
 use crate::log::cold::{Fault, Trouble, is_damage};
 use crate::model::{Extent, Offset};
@@ -157,28 +158,52 @@ impl Engine {
         }
         // The rest of the stream is looked at soon, too.
         self.directory.damaged.suspect(owner.id);
-        let looked = if trouble.index {
-            self.look_at_index(owner, &trouble.extent)
-        } else {
-            self.look_between(owner, &trouble.extent, trouble.from, trouble.to)
-        };
-        match looked {
-            Ok(faults) => self.record(owner, &faults),
-            Err(error) => report!("a failed read could not be investigated: {error}"),
+        if !looks_here(owner, trouble.from, trouble.to, trouble.index) {
+            return;
         }
+        if let Err(error) = self.look_into(owner, trouble.from, trouble.to, trouble.index) {
+            report!("a failed read could not be investigated: {error}");
+        }
+    }
+
+    /// Looks at what a stream has in files between two positions, or at the index there, and records what is wrong.
+    /// Returns whether something is.
+    pub fn look_into(
+        &self,
+        owner: &Arc<Stream>,
+        from: u64,
+        to: u64,
+        index: bool,
+    ) -> io::Result<bool> {
+        let extents = owner.lock().readable_extents();
+        let mut faults = Vec::new();
+        for extent in extents.iter() {
+            let (from, to) = (from.max(extent.start), to.min(extent.end()));
+            if from >= to {
+                continue;
+            }
+            faults.extend(if index {
+                self.look_at_index(owner, extent)?
+            } else {
+                self.look_between(owner, extent, from, to)?
+            });
+        }
+        self.record(owner, &faults);
+        Ok(!faults.is_empty())
     }
 
     /// Looks at the appends around a position: whether the index that finds no boundary there is to be believed.
     pub fn doubt(&self, stream: &Arc<Stream>, position: u64) -> io::Result<()> {
         let (owner, _) = self.owner_of(stream, position)?;
-        let extents = owner.lock().readable_extents();
-        let holds = |extent: &&Extent| extent.start <= position && position < extent.end();
-        if let Some(extent) = extents.iter().find(holds) {
-            let faults = self.look_between(&owner, extent, position, position + 1)?;
-            if !faults.is_empty() {
-                self.directory.damaged.suspect(owner.id);
-            }
-            self.record(&owner, &faults);
+        if !looks_here(&owner, position, position + 1, false) {
+            return if wanted::is_noted() {
+                Err(wanted::would_block())
+            } else {
+                Ok(())
+            };
+        }
+        if self.look_into(&owner, position, position + 1, false)? {
+            self.directory.damaged.suspect(owner.id);
         }
         Ok(())
     }
@@ -194,6 +219,9 @@ impl Engine {
         let looked = self.doubt(stream, position);
         match (looked, self.owner_of(stream, position)) {
             (Ok(()), Ok((owner, _))) => self.directory.damaged.suspect(owner.id),
+            (Err(error), Ok((owner, _))) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.directory.damaged.suspect(owner.id);
+            }
             (Err(error), _) | (_, Err(error)) => {
                 report!("a failed read could not be investigated: {error}");
             }
@@ -255,6 +283,10 @@ impl Engine {
 
     /// A read error in the words of a reply; the log has the details.
     pub fn read_failed(&self, stream: &Stream, error: io::Error) -> Refusal {
+        if wanted::is_noted() {
+            // Not an error: it is looked at again when the bytes are at hand.
+            return Refusal::new(ErrorCode::ServerBusy);
+        }
         if is_gone(stream) {
             // Whether the delete will last is not known here; who asks again waits for it.
             return Refusal::with(
@@ -270,6 +302,22 @@ impl Engine {
 
 fn is_gone(stream: &Stream) -> bool {
     stream.lock().life == Life::Gone
+}
+
+/// Whether this thread looks at bytes that seem damaged. One that must not wait for the disk has others look (`wanted`),
+/// and reads again when they have.
+fn looks_here(owner: &Stream, from: u64, to: u64, index: bool) -> bool {
+    let key = || Key::Look {
+        stream: owner.id.0,
+        from,
+        to,
+        index,
+    };
+    if wanted::may_wait() {
+        return true;
+    }
+    wanted::want(key(), || None);
+    false
 }
 
 /// Whether everything from `position` on is the stream's own and sound: nearly always.

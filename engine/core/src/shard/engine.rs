@@ -3,6 +3,7 @@
 //! `serve` calls it from reactor threads, the Python handle from blocking callers, simulation directly.
 
 use crate::report;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,6 +43,7 @@ pub struct Engine {
     steady_origin_ms: u64,
     pub stopping: AtomicBool,
     pub maintenance: crate::shard::maintain::Maintenance,
+    pub loads: crate::shard::loads::Loads,
     pub marks: crate::shard::marks::Marks,
     pub stages: Stages,
     /// Highest log file generation in use.
@@ -52,7 +54,7 @@ pub struct Engine {
 
 /// An operation that could not be decided or staged yet, or was refused.
 pub enum Undone {
-    /// Nothing has changed; try again after the next commit.
+    /// Nothing has changed; try again after the next commit, or when what was `wanted` is at hand.
     Wait,
     /// Refused on state that becomes final when `gate` opens.
     Refused { refusal: Refusal, gate: Gate },
@@ -82,6 +84,9 @@ impl From<NotStaged> for Undone {
 
 impl From<CatalogError> for Undone {
     fn from(error: CatalogError) -> Undone {
+        if matches!(&error, CatalogError::Io(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            return Undone::Wait;
+        }
         report!("catalog: {error}");
         Undone::refused(Refusal::with(
             ErrorCode::Internal,
@@ -116,6 +121,7 @@ impl Engine {
             highest_epoch: AtomicU64::new(highest_epoch),
             stopping: AtomicBool::new(false),
             maintenance: crate::shard::maintain::Maintenance::default(),
+            loads: crate::shard::loads::Loads::default(),
             marks: crate::shard::marks::Marks::default(),
             stages: Stages::default(),
             highest_generation: AtomicU64::new(highest_generation),

@@ -53,7 +53,7 @@ impl Engine {
                     let bytes = snapshot::unseal(value)?;
                     snapshot::decode(bytes, |text| self.directory.intern(text)).map(Arc::new)
                 };
-                let stream = self.directory.cached(path).or_else(decode);
+                let stream = self.directory.in_memory_at(path).or_else(decode);
                 if let Some(info) = stream.and_then(|stream| self.describe(&stream)) {
                     page.insert(path.into(), info);
                     stored += 1;
@@ -80,7 +80,7 @@ impl Engine {
             from.clone_from(&last.path);
             self.metrics.list_looks.add(some.len() as u64);
             for path in some.iter().map(|stream| &stream.path) {
-                let current = (!hidden(path)).then(|| self.directory.cached(path));
+                let current = (!hidden(path)).then(|| self.directory.in_memory_at(path));
                 if let Some(info) = current.flatten().and_then(|stream| self.describe(&stream)) {
                     page.insert(path.clone(), info);
                 }

@@ -174,10 +174,10 @@ impl Engine {
                     .checkpoint_wanted
                     .store(false, Ordering::Release);
             }
+            self.load_expiring(&mut expiry_cursor);
             let now_us = self.doors.clock.monotonic_us();
             if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {
                 last_sweep_us = now_us;
-                self.load_expiring(&mut expiry_cursor);
                 self.sweep_expired(now_ms);
                 self.sweep_stages(now_ms);
                 self.directory.evict(self.config.streams_cached_max);
@@ -412,7 +412,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Walks the catalog once after a start, a page at a time, so that untouched streams expire too.
+    /// Walks the catalog once after a start, a page at a time, so that untouched streams expire too and all paths are
+    /// known.
     pub fn load_expiring(&self, cursor: &mut Option<Vec<u8>>) {
         let Some(after) = cursor.take() else { return };
         let mut last = None;
@@ -422,6 +423,7 @@ impl Engine {
                 .catalog()
                 .scan(b"", &after, EXPIRY_SCAN_PAGE, &mut |path, value| {
                     last = Some(path.to_vec());
+                    self.directory.catalog().known.add(path);
                     if snapshot::has_expiry(value) || snapshot::is_unneeded(value) {
                         expiring.push(path.to_vec());
                     }
@@ -445,6 +447,9 @@ impl Engine {
                 Ok(None) => {}
                 Err(error) => report!("an expiring stream could not be loaded: {error}"),
             }
+        }
+        if last.is_none() {
+            self.directory.catalog().known.complete();
         }
         *cursor = last;
     }

@@ -1,8 +1,8 @@
-//! Where messages begin inside large appends: worked out once by a thread of its own, remembered for a while.
+//! Where messages begin inside large appends: worked out once by a thread (`loads`), remembered for a while.
 //!
 //! `?tail=N` and forks with a sub-offset ask for a message inside an append of perhaps 16 MB. A reactor must not search that;
-//! it asks whether the append's points are at hand, and if not lets the request wait until this thread has them and rings.
-//! Between two points there is little to search. Where no such thread runs (tools, simulation) the caller searches itself.
+//! it asks whether the append's points are at hand, and if not lets the request wait for them as for bytes on the disk.
+//! Between two points there is little to search.
 //!
 //! Invariant: an append's bytes never change within a process, so that points stay true; they come from bytes that were
 //! compared with their checksum.
@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
+use crate::io::wanted::{self, Key};
 use crate::limits::{MARKED_APPEND_MIN_BYTES, MARKED_APPENDS_MAX};
 use crate::model::{Media, StreamId};
-use crate::shard::ack::Mailbox;
 use crate::shard::engine::Engine;
 use crate::stream::handle::Stream;
 use crate::stream::json;
@@ -39,100 +39,51 @@ impl Append {
     }
 }
 
+/// Points of the appends that were asked for last, oldest first.
 #[derive(Default)]
 pub struct Marks {
-    state: Mutex<State>,
-    work: Condvar,
-}
-
-type Points = Option<Arc<Vec<Point>>>;
-
-#[derive(Default)]
-struct State {
-    /// Oldest first; `None` while it is worked out.
-    known: VecDeque<((StreamId, u64), Points)>,
-    wanted: VecDeque<Append>,
-    running: bool,
-    stop: bool,
-}
-
-impl State {
-    fn find(&self, append: &Append) -> Option<&Points> {
-        let mut newest_first = self.known.iter().rev();
-        let found = newest_first.find(|(key, _)| *key == append.key());
-        found.map(|(_, points)| points)
-    }
-
-    fn put(&mut self, append: &Append, points: Points) {
-        self.known.retain(|(key, _)| *key != append.key());
-        if self.known.len() >= MARKED_APPENDS_MAX {
-            self.known.pop_front();
-        }
-        self.known.push_back((append.key(), points));
-    }
-
-    fn forget(&mut self, append: &Append) {
-        self.known.retain(|(key, _)| *key != append.key());
-    }
+    known: Mutex<VecDeque<((StreamId, u64), Arc<Vec<Point>>)>>,
 }
 
 impl Marks {
-    pub fn stop(&self) {
-        self.state.lock().stop = true;
-        self.work.notify_all();
+    fn find(&self, append: &Append) -> Option<Arc<Vec<Point>>> {
+        let known = self.known.lock();
+        let mut newest_first = known.iter().rev();
+        let found = newest_first.find(|(key, _)| *key == append.key());
+        found.map(|(_, points)| Arc::clone(points))
     }
 
-    fn next(&self) -> Option<Append> {
-        let mut state = self.state.lock();
-        loop {
-            if state.stop {
-                state.running = false;
-                return None;
-            }
-            if let Some(append) = state.wanted.pop_front() {
-                return Some(append);
-            }
-            self.work.wait(&mut state);
+    fn put(&self, append: &Append, points: &Arc<Vec<Point>>) {
+        let mut known = self.known.lock();
+        known.retain(|(key, _)| *key != append.key());
+        if known.len() >= MARKED_APPENDS_MAX {
+            known.pop_front();
         }
+        known.push_back((append.key(), Arc::clone(points)));
     }
 }
 
 impl Engine {
-    /// The thread's loop; ends after [`Marks::stop`].
-    pub fn run_marks(&self) {
-        self.marks.state.lock().running = true;
-        while let Some(append) = self.marks.next() {
-            let found = self.find_points(&append);
-            {
-                let mut state = self.marks.state.lock();
-                match found {
-                    Ok(points) => state.put(&append, Some(points)),
-                    // Who asked finds out why.
-                    Err(_) => state.put(&append, Some(Arc::default())),
-                }
-            }
-            self.shard.mailboxes.iter().for_each(Mailbox::ring);
-        }
-    }
-
-    /// Whether a message of the append is found without searching all of it. If not, it will be soon: the reactors are
-    /// rung.
+    /// Whether a message of the append is found without searching all of it. If not, it will be soon (`wanted`). Who may
+    /// wait searches by itself.
     pub(super) fn at_hand(&self, append: &Append) -> bool {
-        if !append.is_large() {
+        if !append.is_large() || wanted::may_wait() || self.marks.find(append).is_some() {
             return true;
         }
-        let mut state = self.marks.state.lock();
-        match state.find(append) {
-            Some(points) => return points.is_some(),
-            None if !state.running || state.stop => return true,
-            None => {}
-        }
-        if state.wanted.len() < MARKED_APPENDS_MAX {
-            state.put(append, None);
-            state.wanted.push_back(append.clone());
-            self.marks.work.notify_one();
-        }
-        false
+        let key = Key::Points {
+            stream: append.owner.id.0,
+            start: append.start,
+            end: append.end,
+        };
+        // What failed fails again for who asked, and is told there.
+        wanted::want(key, || None).is_some()
+    }
+
+    /// Works out the points of a large append.
+    pub(super) fn mark(&self, append: &Append) -> io::Result<()> {
+        let points = self.find_points(append)?;
+        self.marks.put(append, &points);
+        Ok(())
     }
 
     fn find_points(&self, append: &Append) -> io::Result<Arc<Vec<Point>>> {
@@ -147,18 +98,13 @@ impl Engine {
 
     /// The points of a large append. Its bytes have been checked when this returns.
     fn points_of(&self, append: &Append) -> io::Result<Arc<Vec<Point>>> {
-        let known = self.marks.state.lock().find(append).cloned().flatten();
-        if let Some(points) = known.filter(|points| !points.is_empty()) {
+        if let Some(points) = self.marks.find(append) {
             return Ok(points);
         }
         self.metrics.searched_bytes.add(append.end - append.start);
-        let found = self.find_points(append);
-        let mut state = self.marks.state.lock();
-        match &found {
-            Ok(points) => state.put(append, Some(Arc::clone(points))),
-            Err(_) => state.forget(append),
-        }
-        found
+        let points = self.find_points(append)?;
+        self.marks.put(append, &points);
+        Ok(points)
     }
 
     /// Where the message behind the first `skip` ones of an append begins, or the append's end; `None` if there are not

@@ -16,6 +16,7 @@ pub mod fault;
 pub mod feed;
 mod lineage;
 pub mod list;
+pub mod loads;
 pub mod local;
 pub mod maintain;
 pub mod marks;

@@ -17,7 +17,7 @@ use std::sync::{Arc, Once};
 use redb::{Builder, Database, ReadableDatabase, StorageBackend, WriteTransaction};
 
 use super::{CATALOG_FILE, CatalogError, ENDINGS, IDS, META, PACKS, STREAMS};
-use crate::io::{DiskFile, read_exact_at, write_all_at};
+use crate::io::{DiskFile, read_exact_at, wanted, write_all_at};
 
 /// Pages kept in memory, those of a running commit included.
 const CACHE_BYTES: usize = 16 * 1024 * 1024;
@@ -195,7 +195,9 @@ impl StorageBackend for Backend {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.note(self.call(|file| read_exact_at(file, out, offset)), false)
+        // redb takes an error for a broken file. Those who must not wait do not come here.
+        let read = || self.call(|file| read_exact_at(file, out, offset));
+        self.note(wanted::waiting(read), false)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

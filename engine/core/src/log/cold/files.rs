@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use super::check::kind_of;
 use super::spill;
+use crate::io::wanted::{self, Fetch, Key, Told};
 use crate::io::{Disk, DiskFile, OpenMode};
 use crate::log::pack;
 use crate::log::segment::{self, Part};
@@ -73,10 +74,11 @@ struct State {
     removals: u64,
 }
 
+#[derive(Clone)]
 pub struct OpenFiles {
     disk: Arc<dyn Disk>,
     files_max: usize,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 impl OpenFiles {
@@ -84,11 +86,11 @@ impl OpenFiles {
         OpenFiles {
             disk,
             files_max: files_max.max(1),
-            state: Mutex::new(State::default()),
+            state: Arc::default(),
         }
     }
 
-    /// The file, opened for reading if it is not open yet.
+    /// The file, opened for reading if it is not open yet. `WouldBlock` if the thread must not wait for that.
     pub fn get(&self, key: FileKey) -> io::Result<Arc<dyn DiskFile>> {
         let removals = {
             let mut state = self.state.lock();
@@ -100,6 +102,17 @@ impl OpenFiles {
             }
             state.removals
         };
+        if !wanted::may_wait() {
+            let fetch = || -> Option<Fetch> {
+                let files = self.clone();
+                Some(Box::new(move || files.get(key).map(|_| ())))
+            };
+            match wanted::want(Key::File(key.path()), fetch) {
+                Some(Told::Failed(failure)) => return Err(failure.into()),
+                Some(_) => {}
+                None => return Err(wanted::would_block()),
+            }
+        }
         // Opened without the lock: a slow disk must not hold up readers of open files.
         let file = self
             .disk
