@@ -34,7 +34,7 @@ CATALOG_STREAMS = 9_000
 MEMORY = {"Stream-Durability": "memory"}
 
 
-KINDS = "source fork small poll sse tail since json large large-sse".split()
+KINDS = ["source", "fork", "small", "poll", "sse", "tail", "since", "json", "large", "large-sse"]
 
 
 def long_name(number: int, kind: str = "plain") -> str:

@@ -27,7 +27,7 @@ fn fetch(engine: &Engine) -> Told {
     assert!(engine.submit_load(wanted, Some((0, 7)), false));
     let wanted = engine.loads.next().expect("it is queued");
     let key = wanted.key.clone();
-    let (told, kept) = engine.fetch(wanted);
+    let (told, kept) = wanted::waiting(|| engine.fetch(wanted));
     engine.hand_out(&key, &told, kept.as_ref());
     let loaded = engine.loads.take_loaded(0).pop().expect("handed out");
     assert_eq!(loaded.conn, 7);
