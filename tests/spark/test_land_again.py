@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow as pa
 import pyarrow.dataset as dataset
+import pytest
 
 from millstream.client._sync import Client
+from millstream.errors import PipelineError
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.lake_iceberg import IDENTIFIER, open_catalog
+from millstream.spark.jobs.lake_layout import Layout
 from support.server import Server
 
 JSON = "application/json"
+TYPED = {
+    "valueFormat": "json",
+    "valueSchema": "at TIMESTAMP, more ARRAY<STRUCT<at: TIMESTAMP>>",
+}
 
 
 def run(spark: Any, request: Request) -> int:
@@ -40,3 +52,38 @@ def test_streams_that_take_turns_are_landed_once(
     ]
     assert landed(lake) == [(name, number) for name in ("a", "b") for number in range(3)]
     assert rows == [3, 3, 0]
+
+
+def table_at(lake: Path, table: str) -> pa.Table:
+    if table == "delta":
+        return pa.table(deltalake.DeltaTable(lake).to_pyarrow_table())
+    catalog = open_catalog(Layout(lake, table))
+    found = catalog.load_table(IDENTIFIER).scan().to_arrow()
+    catalog.close()
+    return found
+
+
+@pytest.mark.parametrize("table", ["delta", "iceberg"])
+def test_times_inside_values_and_a_refused_run_in_between(
+    spark: Any, server: Server, client: Client, tmp_path: Path, table: str
+) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") != "UTC"
+    stream = client.create("s", content_type=JSON)
+    lake, moment = tmp_path / "lake", datetime.datetime(2026, 3, 1, 23, 30, tzinfo=datetime.UTC)
+    asked = Request(server.url, ("s",), Target.parse(str(lake)), {"table": table}, TYPED)
+    others = replace(
+        asked,
+        options={"table": table, "shared": "yes"},
+        source_options={},
+        checkpoint=str(tmp_path / "other"),
+    )
+    for count in (1, 2):
+        stream.append({"at": moment.isoformat(), "more": [{"at": moment.isoformat()}]})
+        assert run(spark, asked) == 1
+        values = table_at(lake, table).column("value").to_pylist()
+        assert [(value["at"], value["more"][0]["at"]) for value in values] == [
+            (moment,) * 2
+        ] * count
+        if count == 1:
+            with pytest.raises(PipelineError, match="do not fit the lake: it has `value` struct"):
+                run(spark, others)

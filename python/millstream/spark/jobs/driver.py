@@ -39,7 +39,11 @@ _CLEAR: Final = re.compile(
     r"Error: ([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?$", re.MULTILINE
 )
 """How an error of the connector or of the lake ends its Python traceback."""
-_LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_RAISED: Final = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.]+\.)?(\S.*)$", re.MULTILINE
+)
+"""The line of a Python traceback that says what was raised."""
+_LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 _KINDS: Final[dict[str, type[errors.MillstreamError]]] = {
     kind.code: kind
@@ -256,6 +260,6 @@ def plain_error(error: BaseException) -> errors.MillstreamError | None:
         code, message, hint = clear.groups()
         kind = _KINDS.get(code) or errors.CODES.get(code, errors.PipelineError)
         return kind(message, code=code, hint=hint)
-    lines = _LAST_LINE.findall(text)
-    message = f"{lines[-1][0]}: {lines[-1][1]}" if lines else (text.splitlines() or [""])[0]
+    lines = _RAISED.findall(text) or _LAST_LINE.findall(text) or text.splitlines()[:1] or [""]
+    message = lines[-1].strip()
     return errors.PipelineError(f"the query failed: {message}", code="query_failed")
