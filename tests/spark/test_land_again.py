@@ -13,7 +13,7 @@ import pyarrow.dataset as dataset
 import pytest
 
 from millstream.client._sync import Client
-from millstream.errors import PipelineError
+from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.job import Request, Target
 from millstream.spark.jobs.lake_iceberg import IDENTIFIER, open_catalog
@@ -31,7 +31,7 @@ def run(spark: Any, request: Request) -> int:
     """One run as the command does it; returns its rows."""
     job = find("land")
     driver.check(job, request)
-    with driver.hold(request):
+    with driver.hold(job, request):
         return driver.watch(driver.start(job, request, spark), lambda _: None).rows
 
 
@@ -52,6 +52,15 @@ def test_streams_that_take_turns_are_landed_once(
     ]
     assert landed(lake) == [(name, number) for name in ("a", "b") for number in range(3)]
     assert rows == [3, 3, 0]
+
+    # What the runs have noted is checked before a session is asked for.
+    checkpoint = str(lake / "_millstream" / "checkpoint")
+    copy = Request(server.url, ("a",), Target.parse("stream:c"), checkpoint=checkpoint)
+    with pytest.raises(InvalidArgument, match="with job `land`, not `copy`"):
+        driver.check(find("copy"), copy)
+    other = replace(copy, target=Target.parse(str(tmp_path / "other")))
+    with pytest.raises(InvalidArgument, match=r"/lake`, not `.*/other`"):
+        driver.check(find("land"), other)
 
 
 def table_at(lake: Path, table: str) -> pa.Table:

@@ -164,7 +164,7 @@ def run(app: App, /, job: str, **given: Any) -> int:
     driver.check(found, request)
     interrupts = Interrupts()
     try:
-        with interrupts.taken(), _hold(request, given["remote"]), none_left():
+        with interrupts.taken(), _hold(found, request, given["remote"]), none_left():
             return _run(app, found, request, given, every_seconds, interrupts)
     except Terminated:
         return EXIT_OK
@@ -200,7 +200,7 @@ def interval_of(given: dict[str, Any]) -> float | None:
     return float(duration_seconds(given["every"]))
 
 
-def _hold(request: Request, remote: str | None) -> Any:
+def _hold(job: Job, request: Request, remote: str | None) -> Any:
     """The lock is a file: it means something only where the checkpoint's directory is ours."""
     from contextlib import nullcontext
 
@@ -208,7 +208,7 @@ def _hold(request: Request, remote: str | None) -> Any:
 
     if remote is not None and not remote.startswith(LOOPBACK):
         return nullcontext()
-    return driver.hold(request)
+    return driver.hold(job, request)
 
 
 def _log_file(job: Job, checkpoint: str) -> Path:

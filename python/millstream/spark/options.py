@@ -209,6 +209,14 @@ class Options:
         value = self._given.get(name.lower(), "").strip() or option.default
         return _number(option, value) if value else None
 
+    def plain(self, option: Option) -> str:
+        """What an option is, given or not, spelled in one way: to be compared with another run's."""
+        if option.kind is Kind.FLAG:
+            return str(self.flag(option.name)).lower()
+        if option.kind in (Kind.INTEGER, Kind.SIZE, Kind.DURATION):
+            return str(self.number(option.name))
+        return " ".join(self.text(option.name).split()) or option.default
+
     def required_number(self, name: str) -> int:
         value = self.number(name)
         assert value is not None, name

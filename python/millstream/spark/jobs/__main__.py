@@ -84,7 +84,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     driver.check(job, request)
     from pyspark.sql import SparkSession
 
-    with driver.hold(request):
+    with driver.hold(job, request):
         session = SparkSession.builder.appName(f"millstream {job.name}").getOrCreate()
         with driver.closing(session):
             query = driver.start(job, request, session, every_seconds=pause)

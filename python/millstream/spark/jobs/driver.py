@@ -4,7 +4,7 @@ Where it sits: between the commands (`cli/pipeline.py`, `jobs/__main__.py`), whi
 show the progress, and the jobs.
 
 Invariants:
-- I-DRV-1  A checkpoint on this machine is locked for as long as its query runs.
+- I-DRV-1  A checkpoint on this machine is locked for as long as its query runs, and says whose it is (`note`).
 - I-DRV-2  The trigger is the only difference between a run that ends and one that goes on.
 - I-DRV-3  A query that failed ends the run with the connector's own error if there is one, never with a
            Java stack trace alone.
@@ -16,19 +16,19 @@ import json
 import re
 import subprocess
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
+from millstream.spark.jobs import note
 from millstream.spark.jobs.job import Job, Request, check_options, read_streams, selection
 from millstream.spark.jobs.lake_layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -83,7 +83,10 @@ def check(job: Job, request: Request) -> None:
     check_options(job, request)
     selection(request.streams)
     named = request.checkpoint or request.target.path
-    job.check(request, query_id(checkpoint_of(request)) if named else None)
+    directory = local_checkpoint(request) if named else None
+    if directory is not None:
+        note.check(directory, job, request)
+    job.check(request, None if directory is None else query_id(directory))
     checkpoint_of(request)
 
 
@@ -103,13 +106,16 @@ def is_elsewhere(checkpoint: str) -> bool:
     return _REMOTE.match(checkpoint) is not None
 
 
-def query_id(checkpoint: str) -> str | None:
-    """The query that a checkpoint of this machine belongs to; `None` if it is new."""
-    if is_elsewhere(checkpoint):
-        return None
+def local_checkpoint(request: Request) -> Path | None:
+    """The checkpoint as a directory of this machine; `None` if it is elsewhere."""
+    checkpoint = checkpoint_of(request)
+    return None if is_elsewhere(checkpoint) else Path(checkpoint.removeprefix("file://"))
+
+
+def query_id(checkpoint: Path) -> str | None:
+    """The query that a checkpoint belongs to; `None` if it is new."""
     try:
-        document = json.loads((Path(checkpoint.removeprefix("file://")) / "metadata").read_bytes())
-        return str(document["id"])
+        return str(json.loads((checkpoint / "metadata").read_bytes())["id"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -118,12 +124,16 @@ def query_id(checkpoint: str) -> str | None:
         ) from error
 
 
-def hold(request: Request) -> AbstractContextManager[None]:
-    """Lock a checkpoint of this machine; one on another file system is left to Spark's own check."""
-    checkpoint = checkpoint_of(request)
-    if is_elsewhere(checkpoint):
-        return nullcontext()
-    return locked(Path(checkpoint.removeprefix("file://")))
+@contextmanager
+def hold(job: Job, request: Request) -> Iterator[None]:
+    """Lock a checkpoint of this machine, and note in it whose it is; another one is left to Spark's own check."""
+    directory = local_checkpoint(request)
+    if directory is None:
+        yield
+        return
+    with locked(directory):
+        note.keep(directory, job, request)
+        yield
 
 
 def start(
@@ -146,6 +156,9 @@ def _start(
     every_seconds: float | None,
     source: DataFrame | None,
 ) -> Any:
+    directory = local_checkpoint(request)
+    if directory is not None and not type(session).__module__.startswith("pyspark.sql.connect"):
+        note.keep(directory, job, request)  # for programs that do without `hold`
     records = read_streams(session, request) if source is None else source
     writer = job.write(records, request)
     writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(

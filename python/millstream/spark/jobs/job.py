@@ -31,6 +31,8 @@ class JobOption:
     help: str
     default: str
     choices: tuple[str, ...] = ()
+    fixed: bool = False
+    """It may change only with a new checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,13 @@ class Land:
     name = "land"
     summary = "streams to a directory of Parquet files, or a Delta or Iceberg table"
     options = (
-        JobOption("table", "What the directory becomes.", "parquet", TABLES),
+        JobOption("table", "What the directory becomes.", "parquet", TABLES, fixed=True),
         JobOption(
             "partition-by",
             "Directories by day of `timestamp` (UTC), by stream, or both.",
             "date",
             PARTITIONINGS,
+            fixed=True,
         ),
         JobOption("shared", "Runs with other checkpoints land here too.", "no", ("yes", "no")),
     )
