@@ -162,6 +162,8 @@ def run(app: App, /, job: str, **given: Any) -> int:
     request = request_of(app, given)
     every_seconds = interval_of(given)
     driver.check(found, request)
+    if _is_here(given["remote"]):
+        driver.reach(request)
     interrupts = Interrupts()
     try:
         with interrupts.taken(), _hold(found, request, given["remote"]), none_left():
@@ -206,9 +208,12 @@ def _hold(job: Job, request: Request, remote: str | None) -> Any:
 
     from millstream.spark.jobs import driver
 
-    if remote is not None and not remote.startswith(LOOPBACK):
-        return nullcontext()
-    return driver.hold(job, request)
+    return driver.hold(job, request) if _is_here(remote) else nullcontext()
+
+
+def _is_here(remote: str | None) -> bool:
+    """Whether the driver runs on this machine: what it reaches and writes is what we do."""
+    return remote is None or remote.startswith(LOOPBACK)
 
 
 def _log_file(job: Job, checkpoint: str) -> Path:

@@ -82,6 +82,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     job, request = find(given.job), request_of(given)
     pause = None if given.once else every_seconds(given.every)
     driver.check(job, request)
+    driver.reach(request)
     from pyspark.sql import SparkSession
 
     with driver.hold(job, request):

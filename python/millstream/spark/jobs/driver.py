@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
 from millstream.spark.jobs import note
-from millstream.spark.jobs.job import Job, Request, check_options, read_streams, selection
+from millstream.spark.jobs.job import (
+    Job,
+    Request,
+    check_options,
+    read_streams,
+    selection,
+    source_options,
+)
 from millstream.spark.jobs.lake_layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
 
@@ -88,6 +95,20 @@ def check(job: Job, request: Request) -> None:
         note.check(directory, job, request)
     job.check(request, None if directory is None else query_id(directory))
     checkpoint_of(request)
+
+
+def reach(request: Request) -> None:
+    """A server or a stream that is missing is told now: before a JVM is started, and nothing is written."""
+    from millstream.client._pipeline_read import PipelineReads
+    from millstream.spark.access import access
+    from millstream.spark.options import Options
+    from millstream.spark.places import selection as chosen
+
+    options = Options(source_options(request))
+    with access(options).connect_first() as client:
+        streams = chosen(options)
+        reads = PipelineReads(client, options.required_number("connectTimeout") / 1000)
+        streams.all_there(streams.ask(reads))
 
 
 def checkpoint_of(request: Request) -> str:
@@ -162,7 +183,7 @@ def _start(
     records = read_streams(session, request) if source is None else source
     writer = job.write(records, request)
     writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(
-        f"millstream-{job.name}"
+        query_name(job, request)
     )
     if every_seconds is None:
         writer = writer.trigger(availableNow=True)
@@ -171,6 +192,12 @@ def _start(
             processingTime=f"{max(1, round(every_seconds * 1000))} milliseconds"
         )
     return writer.start()
+
+
+def query_name(job: Job, request: Request) -> str:
+    """No two queries of a session may share a name; no two that run share a checkpoint."""
+    own = f" ({request.checkpoint})" if request.checkpoint else ""
+    return f"millstream-{job.name} {request.target}{own}"
 
 
 def watch(
