@@ -26,6 +26,20 @@ QUERY = "0c3a9d52-6a1f-4a37-9d1c-3b2f7c6e8a10"
 DAY = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
 
 
+ODD_NAMES = (
+    "chat/1",
+    "a=b",
+    "50%",
+    "%41",
+    "ümlaut",
+    "日本",
+    "a b",
+    "x+y",
+    "a:b?c#d",
+    "a'b*[c]{d}^",
+)
+
+
 def batch(
     times: list[datetime.datetime | None], streams: list[str], zone: str = "UTC"
 ) -> pa.RecordBatch:
@@ -75,7 +89,7 @@ def test_times_at_every_depth_become_utc(tmp_path: Path) -> None:
 
 
 def test_any_stream_name_comes_back_from_its_directory(tmp_path: Path) -> None:
-    names = ["chat/1", "a=b", "50%", "ümlaut", "a b", "x+y", "a:b?c#d", "..", "."]
+    names = [*ODD_NAMES, "..", "."]
     layout = Layout(tmp_path, partition_by=("stream",))
     files = write(layout, batch([DAY] * len(names), names))
     Publisher(layout, None).publish(QUERY, 0, files)
@@ -83,6 +97,9 @@ def test_any_stream_name_comes_back_from_its_directory(tmp_path: Path) -> None:
     assert table.column("stream").to_pylist() == names
     assert all(path.is_relative_to(tmp_path) for path in tmp_path.rglob("*.parquet"))
     assert len(list(tmp_path.glob("stream=*/*.parquet"))) == len(names)
+    # As Spark spells them, which does not put the bytes of a letter together again.
+    spelled = {path.name for path in tmp_path.glob("stream=*")}
+    assert {"stream=ümlaut", "stream=日本", "stream=a b", "stream=a%3Ab%3Fc%23d"} <= spelled
 
 
 def test_more_partitions_than_open_files_lose_nothing(
@@ -202,6 +219,22 @@ def test_a_delta_table_of_others_is_asked_before_anything_is_decided(tmp_path: P
     with pytest.raises(PipelineError, match="fit the Delta table: it has `mine`"):
         Publisher(layout, table_of(layout)).publish(QUERY, 0, write(layout, batch([DAY], ["s"])))
     assert not layout.batches(QUERY).exists()
+
+
+def test_delta_knows_least_and_greatest_of_each_file(tmp_path: Path) -> None:
+    layout = Layout(tmp_path, "delta")
+    times = [DAY + datetime.timedelta(microseconds=away) for away in (1500, 1, 2001)]
+    files = write(layout, batch([*times, DAY], ["b", "a", "ü", "b"]))
+    Publisher(layout, table_of(layout)).publish(QUERY, 0, files)
+    (entry,) = pa.table(deltalake.DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
+    found = {name: (entry[f"min.{name}"], entry[f"max.{name}"], entry[f"null_count.{name}"])
+             for name in ("stream", "offset", "timestamp")}  # fmt: skip
+    upwards = DAY + datetime.timedelta(milliseconds=3)
+    assert found == {"stream": ("a", "ü", 0), "offset": (0, 3, 0), "timestamp": (DAY, upwards, 0)}
+    assert entry["num_records"] == 4
+    later = [("timestamp", ">", times[0])]
+    kept = deltalake.DeltaTable(tmp_path).to_pyarrow_table(filters=later)
+    assert kept.column("offset").to_pylist() == [2], "the bounds hide nothing"
 
 
 @pytest.mark.parametrize("table", ["delta", "iceberg"])

@@ -16,8 +16,10 @@ from millstream.client._sync import Client
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.lake_files import write_files
 from millstream.spark.jobs.lake_iceberg import IDENTIFIER, open_catalog
-from millstream.spark.jobs.lake_layout import Layout
+from millstream.spark.jobs.lake_layout import Layout, TaskPlace
+from millstream.spark.jobs.lake_publish import Publisher
 from support.server import Server
 
 JSON = "application/json"
@@ -96,3 +98,17 @@ def test_times_inside_values_and_a_refused_run_in_between(
         if count == 1:
             with pytest.raises(PipelineError, match="do not fit the lake: it has `value` struct"):
                 run(spark, others)
+
+
+def test_names_of_streams_read_the_same_in_spark_and_pyarrow(spark: Any, tmp_path: Path) -> None:
+    """DuckDB reads them like pyarrow."""
+    names = ["a b", "a#b", "ümlaut", "日本", "50%", "chat/1", "x+y", "a=b", "a:b?"]
+    now = pa.array([datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)] * len(names))
+    numbers = pa.array(range(len(names)))
+    rows = pa.record_batch({"stream": names, "offset": numbers, "timestamp": now})
+    layout = Layout(tmp_path, partition_by=("stream",))
+    files = write_files([rows], layout, TaskPlace("q", 0, 0))
+    Publisher(layout, None).publish("q", 0, files)
+    assert sorted(landed(tmp_path)) == sorted(zip(names, range(len(names)), strict=True))
+    read = spark.read.parquet(str(tmp_path)).select("stream", "offset").collect()
+    assert sorted((row.stream, row.offset) for row in read) == landed(tmp_path)

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from millstream.errors import PipelineError
 from millstream.spark.jobs.lake_layout import Layout
 from millstream.spark.jobs.lake_publish import check_columns, columns_of, not_taken, schema_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from millstream.spark.jobs.lake_publish import Manifest
+
+BOUNDED: Final = frozenset({"stream", "offset", "timestamp"})
+"""Columns that people ask for ranges of."""
 
 
 class DeltaLake:
@@ -101,7 +108,34 @@ class DeltaLake:
                 partition_values=dict(file.partition),
                 modification_time=now_ms,
                 data_change=True,
-                stats=json.dumps({"numRecords": file.rows}),
+                stats=json.dumps(_statistics(self._layout.root / file.path, file.rows)),
             )
             for file in manifest.files
         ]
+
+
+def _statistics(path: Path, rows: int) -> dict[str, Any]:
+    """What a reader needs to pass over a file: least and greatest values, from the footer of the file."""
+    footer = pq.read_metadata(path)
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).path
+        groups = [
+            footer.row_group(n).column(index).statistics for n in range(footer.num_row_groups)
+        ]
+        if name not in BOUNDED or not all(s and s.has_min_max and s.has_null_count for s in groups):
+            continue
+        least[name] = _plain(min(s.min for s in groups), up=False)
+        greatest[name] = _plain(max(s.max for s in groups), up=True)
+        nulls[name] = sum(s.null_count for s in groups)
+    return {"numRecords": rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def _plain(value: Any, *, up: bool) -> Any:
+    """Delta writes times in whole milliseconds: the bounds are moved outwards."""
+    if not isinstance(value, datetime):
+        return value
+    moved = value + timedelta(microseconds=-value.microsecond % 1000) if up else value
+    return moved.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
