@@ -24,7 +24,8 @@ def test_tricky_values_are_as_in_from_json(spark: Any, name: str) -> None:
     ddl, texts = CASES[name]
     rows = [(index, text.encode()) for index, text in enumerate(texts)]
     frame = spark.createDataFrame(rows, "i int, v binary").coalesce(1)
-    parsed = f.from_json(f.col("v").cast("string"), ddl + ", _corrupt_record string")
+    ddl += ", _corrupt_record string"
+    parsed = f.from_json(f.col("v").cast("string"), ddl, {"timeZone": "UTC"})
     found = frame.select("i", parsed.alias("x")).orderBy("i")
     kind = to_arrow_type(found.schema["x"].dataType, timezone="UTC")
     expected = pa.concat_arrays(found.toArrow().column("x").chunks)

@@ -199,8 +199,10 @@ def test_a_lake_keeps_its_kind(spark: Any, source: str, tmp_path: Path) -> None:
     root = tmp_path / "lake"
     checkpoint = str(tmp_path / "checkpoint")
     land(spark, root=str(root), checkpoint=checkpoint, source=source, table="delta", tasks=1)
-    with pytest.raises(InvalidArgument, match="kind `delta`, not `parquet`"):
+    with pytest.raises(InvalidArgument, match="`table` `delta`, not `parquet`"):
         driver.check(find("land"), land_faults.request(str(root), "parquet", "date", checkpoint))
+    with pytest.raises(InvalidArgument, match="kind `delta`, not `parquet`"):
+        driver.check(find("land"), land_faults.request(str(root), "parquet"))
     with pytest.raises(InvalidArgument, match="land the same records a second time"):
         driver.check(find("land"), land_faults.request(str(root), "delta"))
     driver.check(find("land"), land_faults.request(str(root), "delta", "date", checkpoint))

@@ -104,7 +104,7 @@ def test_land_goes_on_until_it_is_stopped_and_then_where_it_was(
     orders.append_many([{"n": number} for number in range(300, 400)])
     request = Request(server.url, ("shop/*",), Target.parse(str(lake)))
     driver.check(find("land"), request)
-    with driver.hold(request):
+    with driver.hold(find("land"), request):
         summary = driver.watch(driver.start(find("land"), request, spark), lambda _: None)
     assert (summary.batches, summary.rows) == (1, 100)
     wanted = [("shop/orders", n) for n in range(400)] + [("shop/returns", n) for n in range(50)]

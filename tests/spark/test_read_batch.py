@@ -12,7 +12,7 @@ import pytest
 from millstream.client._sync import Client
 from support.http import Api
 from support.server import Server
-from support.spark_reading import batch, filled, more, numbers
+from support.spark_reading import JSON, batch, filled, more, numbers
 
 
 def test_the_four_columns_and_their_types(spark: Any, server: Server, client: Client) -> None:
@@ -159,14 +159,26 @@ def test_conditions_save_reading(spark: Any, server: Server, client: Client) -> 
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_a_view_in_sql(spark: Any, server: Server, client: Client) -> None:
-    filled(client, "orders", 7)
-    spark.sql(
-        f"CREATE OR REPLACE TEMP VIEW orders USING millstream "
-        f"OPTIONS (url '{server.url}', subscribe 'orders')"
-    )
-    found = spark.sql("SELECT count(*) AS n, max(offset) AS m FROM orders").collect()[0]
-    assert (found.n, found.m) == (7, 6)
+def test_sql_reads_a_snapshot_writes_and_says_what_works(
+    spark: Any, server: Server, client: Client
+) -> None:
+    orders = filled(client, "orders", 2)
+    out = client.create("out", content_type=JSON)
+    made = f"TEMPORARY VIEW sold USING millstream OPTIONS (url '{server.url}', subscribe 'orders')"
+    spark.sql(f"CREATE {made}")
+    assert spark.sql("SELECT count(*) FROM sold").head()[0] == 2
+    more(orders, 1, first=2)
+    assert spark.sql("SELECT count(*) FROM sold").head()[0] == 2, "the guide says so"
+    spark.sql(f"CREATE OR REPLACE {made}")
+    assert spark.sql("SELECT count(*) FROM sold").head()[0] == 3
+    into = f"USING millstream OPTIONS (url '{server.url}', stream 'out')"
+    spark.sql(f"CREATE TEMPORARY VIEW bought (value STRING) {into}")
+    spark.sql("INSERT INTO bought SELECT cast(value AS STRING) FROM sold")
+    assert [record.value for record in out.read()] == [{"i": index} for index in range(3)]
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING millstream"):
+        spark.sql(f"CREATE TABLE sold_table {into}")
+    with pytest.raises(Exception, match="INSERT INTO needs a view of its own"):
+        spark.sql("INSERT INTO sold SELECT * FROM sold")
 
 
 def test_a_limit_ends_the_read_early(spark: Any, server: Server, client: Client) -> None:

@@ -42,7 +42,8 @@ SMALL: dict[str, str] = {
     "spark.default.parallelism": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
+    # Whoever mistakes the zone of the session for UTC is half an hour off at least.
+    "spark.sql.session.timeZone": "Asia/Kolkata",
     "spark.sql.streaming.numRecentProgressUpdates": "500",
     "spark.sql.streaming.stopTimeout": "30s",
     # On a busy machine a Python process may take longer than the usual 15 s to come up.

@@ -200,7 +200,7 @@ def _land(session: Any, client: Client, directory: Path, shown: Shown, steps: li
             f"{behind:,} behind the tail"
         )
 
-    with driver.hold(request):
+    with driver.hold(job, request):
         query = driver.start(job, request, session)
         with driver.running(query):
             driver.watch(query, note, shown.interrupts.check)

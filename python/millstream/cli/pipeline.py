@@ -162,9 +162,11 @@ def run(app: App, /, job: str, **given: Any) -> int:
     request = request_of(app, given)
     every_seconds = interval_of(given)
     driver.check(found, request)
+    if _is_here(given["remote"]):
+        driver.reach(request)
     interrupts = Interrupts()
     try:
-        with interrupts.taken(), _hold(request, given["remote"]), none_left():
+        with interrupts.taken(), _hold(found, request, given["remote"]), none_left():
             return _run(app, found, request, given, every_seconds, interrupts)
     except Terminated:
         return EXIT_OK
@@ -200,15 +202,18 @@ def interval_of(given: dict[str, Any]) -> float | None:
     return float(duration_seconds(given["every"]))
 
 
-def _hold(request: Request, remote: str | None) -> Any:
+def _hold(job: Job, request: Request, remote: str | None) -> Any:
     """The lock is a file: it means something only where the checkpoint's directory is ours."""
     from contextlib import nullcontext
 
     from millstream.spark.jobs import driver
 
-    if remote is not None and not remote.startswith(LOOPBACK):
-        return nullcontext()
-    return driver.hold(request)
+    return driver.hold(job, request) if _is_here(remote) else nullcontext()
+
+
+def _is_here(remote: str | None) -> bool:
+    """Whether the driver runs on this machine: what it reaches and writes is what we do."""
+    return remote is None or remote.startswith(LOOPBACK)
 
 
 def _log_file(job: Job, checkpoint: str) -> Path:

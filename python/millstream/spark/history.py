@@ -1,8 +1,8 @@
 """Does the checkpoint still fit the streams? Where reading really begins for each of them.
 
 Where it sits: between the checkpoint and everything that counts from it, in `stream_reader.py`. Identity and
-epoch of an entry are compared with the stream's; only where they differ, or the stream is gone, is the server
-asked.
+epoch of an entry are compared with the stream's; only where they differ, or the stream is not among those that
+are read, is the server asked.
 
 Invariants:
 - I-HIS-1  An entry whose incarnation and epoch are those of the tail needs no question: within an epoch
@@ -11,6 +11,8 @@ Invariants:
 - I-HIS-3  `begins` gives for (start, end) the same places as `checked` gave when that end was chosen.
 - I-HIS-4  A stream that is gone is judged by where the server says that it ended; what this process saw last
            counts only if the server does not remember it.
+- I-HIS-5  An entry leaves the checkpoint only with its stream. One that is not chosen now keeps its place, is
+           not judged, and leaves when its stream is gone and was read to its end.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millstream.spark import offsets
-from millstream.spark.loss import Loss
+from millstream.spark.loss import Loss, read_to_end
 from millstream.spark.offsets import Entry, epoch_of
 from millstream.spark.places import fates, look_up
 
@@ -29,45 +31,54 @@ if TYPE_CHECKING:
     from millstream.spark.follow import TailState
     from millstream.spark.loss import Losses
     from millstream.spark.offsets import Offset
+    from millstream.spark.places import Fate, Selection
 
 
 class History:
     """What one process has found out about the entries of a checkpoint."""
 
-    def __init__(self, reads: PipelineReads, losses: Losses) -> None:
+    def __init__(self, reads: PipelineReads, losses: Losses, selection: Selection) -> None:
         self._reads = reads
         self._losses = losses
+        self._chosen = selection.chooser()
         self._told: set[tuple[str, str, int]] = set()
         self._found: dict[str, tuple[Entry | None, Entry]] = {}
         """Streams that do not begin where their entry says: entry (None: not in it), begin."""
+        self._absent: dict[str, tuple[Entry, bool]] = {}
+        """Streams that are not among those that are read: entry, and whether it leaves the checkpoint."""
 
-    def checked(
-        self, start: Offset, state: TailState
-    ) -> tuple[dict[str, Entry], Mapping[str, StreamTail]]:
-        """Where each stream that is there begins. Loss is told."""
+    def checked(self, start: Offset, state: TailState) -> tuple[dict[str, Entry], dict[str, Entry]]:
+        """Where each stream that is read begins, and the entries of `start` that stay. Loss is told."""
         tails = state.streams
         begins: dict[str, Entry] = {}
         doubtful: dict[str, Entry] = {}
-        gone: dict[str, Entry] = {}
+        replaced: dict[str, Entry] = {}
+        absent: dict[str, Entry] = {}
         entries = start["streams"]
         for name, entry in entries.items():
             tail = tails.get(name)
             if tail is None:
-                gone[name] = entry
+                absent[name] = entry
             elif tail.incarnation != entry["id"]:
-                gone[name] = entry
+                replaced[name] = entry
                 begins[name] = self._remembered(name, entry, _first(tail))
             elif epoch_of(entry["at"]) != epoch_of(tail.tail_offset):
                 doubtful[name] = entry
             else:
                 begins[name] = entry
-        self._judge_gone(gone, state)
+        self._tell_replaced(replaced)
+        leaving = self._leaving(absent, state)
         begins.update(self._behind_gaps(doubtful))
         for name, tail in tails.items():
             # An empty stream enters the checkpoint with its first record.
             if name not in entries and tail.tail_number > tail.first_number:
                 begins[name] = self._remembered(name, None, _first(tail))
-        return begins, tails
+        stay = {
+            name: begins.get(name, entry)
+            for name, entry in entries.items()
+            if name not in leaving
+        }  # fmt: skip
+        return begins, stay
 
     def begins(self, start: Offset, end: Offset) -> dict[str, Entry]:
         """Where each stream of a planned batch begins; streams that are gone begin at their end."""
@@ -94,22 +105,35 @@ class History:
 
     # ------------------------------------------------------------------ one kind each
 
-    def _judge_gone(self, entries: Mapping[str, Entry], state: TailState) -> None:
-        """Streams that are not there any more, or not under their name: was anything of them unread?"""
+    def _tell_replaced(self, entries: Mapping[str, Entry]) -> None:
+        """Other streams have these names now: how much of the old ones was unread?"""
         news = {name: entry for name, entry in entries.items() if self._first_time(name, entry)}
         found = fates(self._reads, {name: entry["id"] for name, entry in news.items()})
         for name, entry in news.items():
-            fate = found[name]
-            if name in state.streams:
-                behind = None if fate.end is None else fate.end.tail_number
-                self._losses.recreated(name, entry["n"], behind)
-            elif not fate.there:
-                last = state.gone.get(name)
-                seen = last is not None and last.incarnation == entry["id"]
-                self._losses.gone(
-                    name, entry, fate.end, last.tail_number if last and seen else None
-                )
-            # Else it is there, and only not chosen any more: it is left out.
+            end = found[name].end
+            self._losses.recreated(name, entry["n"], None if end is None else end.tail_number)
+
+    def _leaving(self, entries: Mapping[str, Entry], state: TailState) -> set[str]:
+        """Streams that are not read: which of them are gone, so that their entries go, too?"""
+        news = {
+            name: entry
+            for name, entry in entries.items()
+            if name not in self._absent or self._absent[name][0] != entry
+        }
+        found = fates(self._reads, {name: entry["id"] for name, entry in news.items()})
+        for name, entry in news.items():
+            self._absent[name] = (entry, self._leaves(name, entry, found[name], state))
+        return {name for name in entries if self._absent[name][1]}
+
+    def _leaves(self, name: str, entry: Entry, fate: Fate, state: TailState) -> bool:
+        if fate.there or fate.replaced:
+            return False  # somebody has the name, so it is only not chosen
+        if not self._chosen(name):
+            return fate.end is not None and read_to_end(entry, fate.end)
+        last = state.gone.get(name)
+        seen = last is not None and last.incarnation == entry["id"]
+        self._losses.gone(name, entry, fate.end, last.tail_number if last and seen else None)
+        return True
 
     def _behind_gaps(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """Entries of an older epoch than their stream's: the server knows what lies between."""

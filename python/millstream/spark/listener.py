@@ -166,20 +166,22 @@ class LagListener(StreamingQueryListener):
             reports = self._next()
             if reports is None:
                 return
-            records = []
+            records: list[dict[str, Any]] = []
             for report in reports:
                 with self._guard():
-                    records.append(self._take(report))
+                    if (record := self._take(report)) is not None:
+                        records.append(record)
             with self._guard():
                 if self._textfile is not None:
                     _replace(self._textfile, self.text())
-            if self._client is not None and self._stream_name is not None:
+            # The end of a query makes no record, and an append of nothing is refused.
+            if self._client is not None and self._stream_name is not None and records:
                 with self._guard():
                     if target is None:
                         target = self._client.create(
                             self._stream_name, content_type="application/json"
                         )
-                    target.append_many([record for record in records if record is not None])
+                    target.append_many(records)
 
     def _next(self) -> list[Mapping[str, Any]] | None:
         """What is pending, at most `APPEND_AT_ONCE`; `None` at the end."""

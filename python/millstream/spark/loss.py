@@ -6,6 +6,7 @@ the server reports while they read.
     another incarnation                        loss: it is another stream, whatever was read of the old one
     stream gone, read to its end               none: it is dropped from the checkpoint in silence
     stream gone, otherwise                     loss
+    stream not chosen any more                 none: its place stays for when it is chosen again
     checkpoint beyond the end of its epoch     loss: the server lost records that were read
     certain gap behind the checkpoint          loss
     possible gap (`certain` false)             a warning: nothing is known to be lost
@@ -118,7 +119,7 @@ class Losses:
         at, first, behind = entry["at"], entry["n"], end.tail_number
         if behind > first:
             self.unread(stream, first, behind)
-        elif behind < first or int(epoch_of(at)) < end.epoch:
+        elif not read_to_end(entry, end):
             # As many records or fewer, and others: a crash had taken some that were read.
             self.found(
                 Loss(
@@ -136,6 +137,11 @@ class Losses:
         if behind > first:
             reason = "it was deleted or has expired before they were read"
             self.found(Loss(stream, records(first, behind), reason))
+
+
+def read_to_end(entry: Entry, end: StreamEnd) -> bool:
+    """Whether nothing of a removed stream is behind the checkpoint, nor took the place of what was read."""
+    return end.tail_number == entry["n"] and int(epoch_of(entry["at"])) >= end.epoch
 
 
 def records(first: int, behind: int) -> str:

@@ -128,6 +128,8 @@ SPARK_OPTIONS: Final = frozenset(
     }
 )
 """What Spark itself adds to the options of a source or sink."""
+_OF_A_TABLE: Final = "option."
+"""Spark repeats the options of CREATE TABLE with this before them."""
 
 _ELSEWHERE: Final[dict[str, str]] = {
     "kafka.bootstrap.servers": "use `url`, for example http://127.0.0.1:4437",
@@ -178,9 +180,13 @@ class Options:
             option = BY_NAME[name]
             if use not in option.use:
                 others = " or ".join(USE_TEXT[other] for other in option.use)
+                sql = (
+                    "; INSERT INTO needs a view of its own: CREATE TEMPORARY VIEW name (value STRING) "
+                    "USING millstream OPTIONS (url '...', stream '...')"
+                )
                 raise OptionInvalid(
                     f"option `{option.name}` means nothing for {USE_TEXT[use]}",
-                    hint=f"it is for {others}; leave it out here",
+                    hint=f"it is for {others}; leave it out here" + (sql if use == "write" else ""),
                 )
         return self
 
@@ -209,6 +215,14 @@ class Options:
         value = self._given.get(name.lower(), "").strip() or option.default
         return _number(option, value) if value else None
 
+    def plain(self, option: Option) -> str:
+        """What an option is, given or not, spelled in one way: to be compared with another run's."""
+        if option.kind is Kind.FLAG:
+            return str(self.flag(option.name)).lower()
+        if option.kind in (Kind.INTEGER, Kind.SIZE, Kind.DURATION):
+            return str(self.number(option.name))
+        return " ".join(self.text(option.name).split()) or option.default
+
     def required_number(self, name: str) -> int:
         value = self.number(name)
         assert value is not None, name
@@ -218,6 +232,11 @@ class Options:
 def unknown(key: str) -> OptionInvalid:
     """The refusal of a name that is not in the table, with the nearest one that is."""
     name = key.lower()
+    if name.startswith(_OF_A_TABLE):
+        return OptionInvalid(
+            "a table of Spark's catalog cannot be of streams: Spark forgets its options when it reads it",
+            hint="CREATE TEMPORARY VIEW name USING millstream OPTIONS (url '...', subscribe '...')",
+        )
     hint = _ELSEWHERE.get(name)
     if hint is None:
         near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.6)

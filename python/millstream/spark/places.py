@@ -10,7 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +50,22 @@ class Selection:
             return reads.tails(streams=self.names, cursor=cursor, wait_ms=wait_ms)
         except ServerError as error:
             raise self.explained(error) from None
+
+    def chooser(self) -> Callable[[str], bool]:
+        """Tells whether a stream of some name would be read; in doubt it would, so that its loss is told.
+
+        Only for streams that are gone: of the others the server says it. Where its patterns and those of
+        Python mean different things, Python warns.
+        """
+        if self.pattern is None:
+            return frozenset(self.names).__contains__
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                pattern = re.compile(self.pattern)
+        except (re.error, Warning, RecursionError):
+            return lambda _: True
+        return lambda name: pattern.fullmatch(name) is not None
 
     def explained(self, error: ServerError) -> MillstreamError:
         """The server's refusal in the words of the options."""
@@ -120,6 +138,8 @@ class Fate:
     """What became of one incarnation of a stream."""
 
     there: bool
+    replaced: bool = False
+    """Another stream has its name now."""
     end: StreamEnd | None = None
     """Where it ended; None if it is there, or if the server does not remember it."""
 
@@ -135,7 +155,8 @@ def fates(reads: PipelineReads, wanted: Mapping[str, str]) -> dict[str, Fate]:
         ends = {(end.name, end.incarnation): end for end in answer.removed}
         for name in part:
             alive = there.get(name) == wanted[name]
-            found[name] = Fate(alive, ends.get((name, wanted[name])))
+            replaced = name in there and not alive
+            found[name] = Fate(alive, replaced, ends.get((name, wanted[name])))
     return found
 
 

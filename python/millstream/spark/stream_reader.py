@@ -11,7 +11,8 @@ Invariants:
 - I-STR-2  The same start and the same tails give the same end; nothing new gives `start` itself.
 - I-STR-3  A stream that was found by pattern after the query began is read from its first record.
 - I-STR-4  A stream that begins at `latest` gives nothing to the first batch, which carries its start into the
-           checkpoint: Spark logs only the ends of batches, and asks for the start of the first one anew.
+           checkpoint: Spark logs only the ends of batches, and asks for the start of the first one anew. For the
+           same reason nothing is in the first batch that has no start of its own.
 - I-STR-5  At rest the planner waits for news instead of comparing offsets 90 times a second.
 """
 
@@ -40,7 +41,7 @@ from millstream.spark.errors import clear, clear_iteration
 from millstream.spark.follow import Follower, TailState
 from millstream.spark.history import History
 from millstream.spark.offsets import Entry, Offset
-from millstream.spark.places import Locator, Selection
+from millstream.spark.places import Locator, Selection, look_up
 from millstream.spark.plan import Place, Range
 from millstream.spark.reader import RangesPartition, ReadTask, Sizes, divide
 
@@ -83,6 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_seconds = 0.0
         self._unlogged: frozenset[str] = frozenset()
         self._initial: Offset | None = None
+        """What was given as the start of the first batch, until that batch is behind."""
         self._waiting_since: float | None = None
 
     # ------------------------------------------------------------------ asked by Spark
@@ -94,12 +96,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if plan.selection.pattern is None:
             plan.starts.check_names(streams)
             plan.ends.check_names(streams)
-        places = Locator(self._reads(), plan.task.losses).starts(plan.starts, streams)
-        found = offsets.offset({
-            name: offsets.entry(place.offset, streams[name].incarnation, place.number)
-            for name, place in places.items()
-        })  # fmt: skip
-        self._unlogged = frozenset(n for n in places if plan.starts.of(n).kind == "latest")
+        found = offsets.offset(self._starts(streams))
+        self._unlogged = frozenset(n for n in streams if plan.starts.of(n).kind == "latest")
         self._initial = found
         return dict(found)
 
@@ -122,13 +120,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @clear
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         begin = offsets.checked(start)
-        if self._unlogged and begin != self._initial:
-            self._unlogged = frozenset()  # a repeated batch 0: the start was logged before
+        first = self._initial is not None and begin == self._initial
+        if not first:
+            # A repeated batch 0: the start was logged before.
+            self._unlogged, self._initial = frozenset(), None
         state = self._state()
         end = self._end(begin, state, limit)
-        if self._unlogged:
+        if first:
             # This end is logged; from the next batch on, their start is in the checkpoint.
-            self._unlogged, self._last = frozenset(), None
+            self._unlogged, self._initial, self._last = frozenset(), None, None
         elif end is begin and self._frozen is None and self._idle_seconds:
             assert self._follower is not None
             state = self._follower.news(state.version, self._idle_seconds)
@@ -159,6 +159,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._client is not None:
             self._client.close()
 
+    def _starts(self, streams: Mapping[str, StreamTail]) -> dict[str, Entry]:
+        """Where the options say that reading begins."""
+        places = Locator(self._reads(), self._plan.task.losses).starts(self._plan.starts, streams)
+        return {
+            name: offsets.entry(place.offset, streams[name].incarnation, place.number)
+            for name, place in places.items()
+        }
+
     # ------------------------------------------------------------------ how far
 
     def _end(self, start: Offset, state: TailState, limit: ReadLimit) -> Offset:
@@ -175,13 +183,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _compute(self, start: Offset, state: TailState, limit: ReadLimit) -> Offset:
-        begins, tails = self._known_history().checked(start, state)
+        tails = state.streams
+        begins, stay = self._known_history().checked(start, state)
         ends = self._bounded(begins, tails)
         limits = self._limits_for(limit)
         moved = {
             name: end
             for name, end in ends.items()
             if end != begins.get(name) and name not in self._unlogged
+            if self._initial is None or name in start["streams"]
         }
         if not moved:
             self._waiting_since = None
@@ -192,11 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not moved:
             return start
         self._waiting_since = None
-        streams: dict[str, Entry] = {
-            name: found for name, found in begins.items() if name in tails and name in start["streams"]
-        }  # fmt: skip
-        streams.update(moved)
-        return offsets.offset(streams)
+        return offsets.offset({**stay, **moved})
 
     def _bounded(
         self, begins: Mapping[str, Entry], tails: Mapping[str, StreamTail]
@@ -259,6 +265,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ranges(self, start: Offset, end: Offset) -> list[Range]:
         """What lies between two offsets. Only they decide, so that a repeated batch is the same."""
+        if self._initial is not None:
+            start = self._with_others(start, end)
         begins = self._known_history().begins(start, end)
         ranges = []
         for name, to in end["streams"].items():
@@ -271,6 +279,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return ranges
 
+    def _with_others(self, start: Offset, end: Offset) -> Offset:
+        """The start of a first batch that is repeated: it may have had streams that are not chosen now."""
+        others = look_up(
+            self._reads(), {n: [] for n in end["streams"] if n not in start["streams"]}
+        )
+        known = {n: s for n, s in others.items() if s.incarnation == end["streams"][n]["id"]}
+        return offsets.offset({**start["streams"], **self._starts(known)})
+
     # ------------------------------------------------------------------ connections
 
     def _reads(self) -> PipelineReads:
@@ -280,7 +296,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _known_history(self) -> History:
         if self._history is None:
-            self._history = History(self._reads(), self._plan.task.losses)
+            self._history = History(self._reads(), self._plan.task.losses, self._plan.selection)
         return self._history
 
     def _state(self) -> TailState:

@@ -103,6 +103,21 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.prom"]
 
 
+def test_the_end_of_a_query_is_no_error(server: Server) -> None:
+    listener = LagListener(port=0, url=server.url, stream="metrics/ends")
+    try:
+        listener.onQueryProgress(progress("q1", 0, 40, 40))
+        label = '{query="q1",name="orders"}'
+        until(lambda: scrape(listener).get("millstream_spark_batches_total" + label) == 1)
+        listener.onQueryTerminated(SimpleNamespace(id="q1"))
+        until(lambda: scrape(listener)["millstream_spark_query_active" + label] == 0)
+    finally:
+        listener.close()
+    assert samples(listener.text())["millstream_spark_export_errors_total"] == 0
+    with millstream.connect(server.url) as client:
+        assert len(list(client.stream("metrics/ends").read())) == 1
+
+
 def test_a_stream_gets_a_record_per_batch_with_the_exact_age(server: Server) -> None:
     with millstream.connect(server.url) as client:
         stream = client.create("s", content_type="application/json")

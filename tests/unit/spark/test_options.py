@@ -147,3 +147,13 @@ def test_the_token_is_read_where_it_is_used(
     with pytest.raises(OptionInvalid) as refused:
         by_file.token()
     assert "lines" not in str(refused.value)
+
+
+def test_sql_that_cannot_work_says_what_does() -> None:
+    """Spark repeats the options of CREATE TABLE with a prefix; later, for a SELECT, it hands over none."""
+    with pytest.raises(OptionInvalid, match="table of Spark's catalog") as caught:
+        Options({"url": "http://h:1", "option.url": "http://h:1", "subscribe": "s"})
+    assert "CREATE TEMPORARY VIEW name USING millstream" in str(caught.value.hint)
+    with pytest.raises(OptionInvalid, match="`subscribe` means nothing for a write") as caught:
+        Options({"subscribe": "s"}).for_use("write")
+    assert "INSERT INTO needs a view of its own: CREATE TEMPORARY VIEW" in str(caught.value.hint)

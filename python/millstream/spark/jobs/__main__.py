@@ -82,9 +82,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
     job, request = find(given.job), request_of(given)
     pause = None if given.once else every_seconds(given.every)
     driver.check(job, request)
+    driver.reach(request)
     from pyspark.sql import SparkSession
 
-    with driver.hold(request):
+    with driver.hold(job, request):
         session = SparkSession.builder.appName(f"millstream {job.name}").getOrCreate()
         with driver.closing(session):
             query = driver.start(job, request, session, every_seconds=pause)

@@ -47,7 +47,7 @@ class Copy:
             source.select("value")
             .writeStream.format("millstream")
             .outputMode("append")
-            .option("url", request.url)
+            .options(**request.connection())
             .option("stream", str(request.target.stream))
         )
         if request.option(self, "create") == "yes":

@@ -4,7 +4,7 @@ Where it sits: between the commands (`cli/pipeline.py`, `jobs/__main__.py`), whi
 show the progress, and the jobs.
 
 Invariants:
-- I-DRV-1  A checkpoint on this machine is locked for as long as its query runs.
+- I-DRV-1  A checkpoint on this machine is locked for as long as its query runs, and says whose it is (`note`).
 - I-DRV-2  The trigger is the only difference between a run that ends and one that goes on.
 - I-DRV-3  A query that failed ends the run with the connector's own error if there is one, never with a
            Java stack trace alone.
@@ -16,19 +16,26 @@ import json
 import re
 import subprocess
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.spark.jobs.job import Job, Request, check_options, read_streams, selection
+from millstream.spark.jobs import note
+from millstream.spark.jobs.job import (
+    Job,
+    Request,
+    check_options,
+    read_streams,
+    selection,
+    source_options,
+)
 from millstream.spark.jobs.lake_layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -39,7 +46,11 @@ _CLEAR: Final = re.compile(
     r"Error: ([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?$", re.MULTILINE
 )
 """How an error of the connector or of the lake ends its Python traceback."""
-_LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_RAISED: Final = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.]+\.)?(\S.*)$", re.MULTILINE
+)
+"""The line of a Python traceback that says what was raised."""
+_LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 _KINDS: Final[dict[str, type[errors.MillstreamError]]] = {
     kind.code: kind
@@ -79,8 +90,25 @@ def check(job: Job, request: Request) -> None:
     check_options(job, request)
     selection(request.streams)
     named = request.checkpoint or request.target.path
-    job.check(request, query_id(checkpoint_of(request)) if named else None)
+    directory = local_checkpoint(request) if named else None
+    if directory is not None:
+        note.check(directory, job, request)
+    job.check(request, None if directory is None else query_id(directory))
     checkpoint_of(request)
+
+
+def reach(request: Request) -> None:
+    """A server or a stream that is missing is told now: before a JVM is started, and nothing is written."""
+    from millstream.client._pipeline_read import PipelineReads
+    from millstream.spark.access import access
+    from millstream.spark.options import Options
+    from millstream.spark.places import selection as chosen
+
+    options = Options(source_options(request))
+    with access(options).connect_first() as client:
+        streams = chosen(options)
+        reads = PipelineReads(client, options.required_number("connectTimeout") / 1000)
+        streams.all_there(streams.ask(reads))
 
 
 def checkpoint_of(request: Request) -> str:
@@ -99,13 +127,16 @@ def is_elsewhere(checkpoint: str) -> bool:
     return _REMOTE.match(checkpoint) is not None
 
 
-def query_id(checkpoint: str) -> str | None:
-    """The query that a checkpoint of this machine belongs to; `None` if it is new."""
-    if is_elsewhere(checkpoint):
-        return None
+def local_checkpoint(request: Request) -> Path | None:
+    """The checkpoint as a directory of this machine; `None` if it is elsewhere."""
+    checkpoint = checkpoint_of(request)
+    return None if is_elsewhere(checkpoint) else Path(checkpoint.removeprefix("file://"))
+
+
+def query_id(checkpoint: Path) -> str | None:
+    """The query that a checkpoint belongs to; `None` if it is new."""
     try:
-        document = json.loads((Path(checkpoint.removeprefix("file://")) / "metadata").read_bytes())
-        return str(document["id"])
+        return str(json.loads((checkpoint / "metadata").read_bytes())["id"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -114,12 +145,16 @@ def query_id(checkpoint: str) -> str | None:
         ) from error
 
 
-def hold(request: Request) -> AbstractContextManager[None]:
-    """Lock a checkpoint of this machine; one on another file system is left to Spark's own check."""
-    checkpoint = checkpoint_of(request)
-    if is_elsewhere(checkpoint):
-        return nullcontext()
-    return locked(Path(checkpoint.removeprefix("file://")))
+@contextmanager
+def hold(job: Job, request: Request) -> Iterator[None]:
+    """Lock a checkpoint of this machine, and note in it whose it is; another one is left to Spark's own check."""
+    directory = local_checkpoint(request)
+    if directory is None:
+        yield
+        return
+    with locked(directory):
+        note.keep(directory, job, request)
+        yield
 
 
 def start(
@@ -142,10 +177,13 @@ def _start(
     every_seconds: float | None,
     source: DataFrame | None,
 ) -> Any:
+    directory = local_checkpoint(request)
+    if directory is not None and not type(session).__module__.startswith("pyspark.sql.connect"):
+        note.keep(directory, job, request)  # for programs that do without `hold`
     records = read_streams(session, request) if source is None else source
     writer = job.write(records, request)
     writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(
-        f"millstream-{job.name}"
+        query_name(job, request)
     )
     if every_seconds is None:
         writer = writer.trigger(availableNow=True)
@@ -154,6 +192,12 @@ def _start(
             processingTime=f"{max(1, round(every_seconds * 1000))} milliseconds"
         )
     return writer.start()
+
+
+def query_name(job: Job, request: Request) -> str:
+    """No two queries of a session may share a name; no two that run share a checkpoint."""
+    own = f" ({request.checkpoint})" if request.checkpoint else ""
+    return f"millstream-{job.name} {request.target}{own}"
 
 
 def watch(
@@ -256,6 +300,6 @@ def plain_error(error: BaseException) -> errors.MillstreamError | None:
         code, message, hint = clear.groups()
         kind = _KINDS.get(code) or errors.CODES.get(code, errors.PipelineError)
         return kind(message, code=code, hint=hint)
-    lines = _LAST_LINE.findall(text)
-    message = f"{lines[-1][0]}: {lines[-1][1]}" if lines else (text.splitlines() or [""])[0]
+    lines = _RAISED.findall(text) or _LAST_LINE.findall(text) or text.splitlines()[:1] or [""]
+    message = lines[-1].strip()
     return errors.PipelineError(f"the query failed: {message}", code="query_failed")

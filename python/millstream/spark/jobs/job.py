@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.errors import InvalidArgument
+from millstream.spark.options import ALL, TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,6 +32,8 @@ class JobOption:
     help: str
     default: str
     choices: tuple[str, ...] = ()
+    fixed: bool = False
+    """It may change only with a new checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,15 @@ class Request:
     rows_per_batch: int | None = None
     checkpoint: str | None = None
     """Where the run remembers what it has done; a lake has a place of its own for it."""
+
+    def connection(self) -> dict[str, str]:
+        """The options that say how to reach the server: the same for the source and for a sink."""
+        given = {name.lower(): value for name, value in self.source_options.items()}
+        names = [option.name for option in TABLE if option.use == ALL]
+        return {
+            "url": self.url,
+            **{name: given[name.lower()] for name in names if name.lower() in given},
+        }
 
     def option(self, job: Job, name: str) -> str:
         for known in job.options:
@@ -120,6 +132,10 @@ def check_options(job: Job, request: Request) -> None:
 
 def read_streams(session: SparkSession, request: Request) -> DataFrame:
     """The streaming DataFrame of all records of the streams, from the first record on."""
+    return session.readStream.format("millstream").options(**source_options(request)).load()
+
+
+def source_options(request: Request) -> dict[str, str]:
     options = {
         "url": request.url,
         "startingOffsets": "earliest",
@@ -128,7 +144,7 @@ def read_streams(session: SparkSession, request: Request) -> DataFrame:
     }
     if request.rows_per_batch is not None:
         options["maxOffsetsPerTrigger"] = str(request.rows_per_batch)
-    return session.readStream.format("millstream").options(**options).load()
+    return options
 
 
 def selection(streams: Iterable[str]) -> dict[str, str]:

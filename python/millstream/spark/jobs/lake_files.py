@@ -204,14 +204,24 @@ def _text(value: Any) -> str | None:
 
 def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Spark hands out timestamps in the session's zone; the instants are the same in UTC."""
-    fields = [
-        field.with_type(pa.timestamp("us", "UTC"))
-        if pa.types.is_timestamp(field.type) and field.type.tz is not None
-        else field
-        for field in batch.schema
-    ]
-    wanted = pa.schema(fields)
+    wanted = pa.schema([field.with_type(_utc(field.type)) for field in batch.schema])
     return batch if wanted.equals(batch.schema) else batch.cast(wanted)
+
+
+def _utc(kind: pa.DataType) -> pa.DataType:
+    """A type with the zone of every timestamp in it replaced, at whatever depth."""
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        items = kind.item_field.with_type(_utc(kind.item_type))
+        return pa.map_(kind.key_field.with_type(_utc(kind.key_type)), items, kind.keys_sorted)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_utc(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_utc(kind.value_type)))
+    return kind
 
 
 def sync_directories(directories: set[Path], root: Path) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millstream.errors import PipelineError
 from millstream.spark.jobs.lake_layout import Layout
+from millstream.spark.jobs.lake_publish import check_columns, not_taken, schema_of
 
 if TYPE_CHECKING:
     from millstream.spark.jobs.lake_publish import Manifest
@@ -54,6 +54,29 @@ class IcebergLake:
         finally:
             catalog.close()
 
+    def check(self, schema: pa.Schema) -> None:
+        from pyiceberg.catalog.sql import SqlCatalog
+        from pyiceberg.exceptions import NoSuchTableError
+
+        if not (self._layout.root / CATALOG_FILE).is_file():
+            draft = SqlCatalog(CATALOG, uri="sqlite:///:memory:", warehouse=_uri(self._layout, ""))
+            try:
+                draft.create_table_transaction(IDENTIFIER, schema, _uri(self._layout, ""))
+            except Exception as error:  # its own class for types has no common base with the others
+                raise not_taken("Iceberg", error) from error
+            finally:
+                draft.close()
+            return
+        catalog = open_catalog(self._layout)
+        try:
+            names = [field.name for field in catalog.load_table(IDENTIFIER).schema().fields]
+        except NoSuchTableError:
+            return
+        finally:
+            catalog.close()
+        there, records = ([(name, "") for name in some] for some in (names, schema.names))
+        check_columns("Iceberg table", there, records)
+
     def _commit(self, table: Any, manifest: Manifest) -> None:
         paths = [_uri(self._layout, file.path) for file in manifest.files]
         batch = {
@@ -79,10 +102,11 @@ class IcebergLake:
             return catalog.load_table(IDENTIFIER)
         except NoSuchTableError:
             pass
-        schema = pq.read_schema(self._layout.root / manifest.files[0].path)
+        schema = schema_of(self._layout, manifest)
+        assert schema is not None, "the files are in their place"
         catalog.create_namespace_if_not_exists(IDENTIFIER[0])
         try:
-            return self._create(catalog, schema.remove_metadata())
+            return self._create(catalog, schema)
         except TableAlreadyExistsError:
             return catalog.load_table(IDENTIFIER)
 

@@ -22,7 +22,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from millstream.errors import InvalidArgument
 
@@ -31,6 +30,9 @@ TABLES: Final = ("parquet", "delta", "iceberg")
 PARTITIONS: Final = ("date", "stream")
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 """The name that Hive, Spark, pyarrow and DuckDB give to a partition without a value."""
+_ESCAPED: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+"""What Spark escapes in names of partitions. It takes `%C3%BC` for two letters where others take it for one: so
+nothing else is escaped, and all of them read the same."""
 _QUERY: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _SCHEME: Final = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+)://")
 
@@ -130,4 +132,4 @@ def partition_columns(text: str) -> tuple[str, ...]:
 def _escaped(value: str | None) -> str:
     if value is None or value == "":
         return NULL_PARTITION
-    return quote(value, safe=" -_.~+@,()!")
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", value)

@@ -7,7 +7,8 @@ A batch goes through five steps, always in this order:
 
     write    tasks write files under temporary names                  nothing visible
     decide   the manifest of the batch is created, atomically, with
-             the list of its files; it is never changed               nothing visible
+             the list of its files and their form, which must be the
+             lake's; it is never changed                              nothing visible
     place    each listed file is renamed to its final name            visible file by file
     enter    Delta or Iceberg: one commit of metadata, with
              query and batch                                          visible at once
@@ -34,10 +35,13 @@ Invariants:
 - I-LAK-8  A batch that is older than the newest manifest of its query and has none itself is refused:
            nobody knows any more what it published.
 - I-LAK-9  Manifests are bounded: `MANIFESTS_KEPT` of a query. Spark goes back by one batch.
+- I-LAK-13 What does not fit the lake is refused before `decide`, and so as if it had never run: all files of a
+           lake have the same columns and partitions.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -45,7 +49,10 @@ import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from millstream.errors import PipelineError
 from millstream.spark.jobs.lake_files import WrittenFile, sync_directories
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 MANIFESTS_KEPT: Final = 200
+Columns = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,9 @@ class Manifest:
     decided_ms: int
     table: str
     files: tuple[WrittenFile, ...]
+    partition_by: tuple[str, ...]
+    schema: pa.Schema | None = None
+    """Of the files; None if this was written before manifests had it."""
 
     @property
     def rows(self) -> int:
@@ -79,6 +90,9 @@ class Manifest:
             "batch": self.batch_id,
             "decided_ms": self.decided_ms,
             "table": self.table,
+            "partition_by": self.partition_by,
+            "columns": {field.name: str(field.type) for field in self.schema or ()},
+            "schema": self.schema and base64.b64encode(self.schema.serialize()).decode(),
             "rows": self.rows,
             "bytes": sum(file.bytes for file in self.files),
             "files": [{**asdict(file), "partition": dict(file.partition)} for file in self.files],
@@ -107,8 +121,12 @@ class Manifest:
                 decided_ms=int(document["decided_ms"]),
                 table=str(document["table"]),
                 files=files,
+                partition_by=tuple(
+                    document.get("partition_by", [name for name, _ in files[0].partition])
+                ),
+                schema=_schema(document.get("schema")),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise PipelineError(
                 f"`{path}` is not a manifest that this version can read: {error}",
                 code="lake_damaged",
@@ -116,8 +134,15 @@ class Manifest:
             ) from error
 
 
+def _schema(text: str | None) -> pa.Schema | None:
+    return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
 class Table(Protocol):
     """A table format on top of the files."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse files that the table, if it is there, does not take."""
 
     def enter(self, manifest: Manifest) -> None:
         """Make the files part of the table, unless this batch of this query is part of it."""
@@ -162,8 +187,17 @@ class Publisher:
     def decide(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> Manifest:
         """Create the manifest; if another driver was quicker, its decision counts."""
         self._check_written(files)
-        now_ms = time.time_ns() // 1_000_000
-        manifest = Manifest(query_id, batch_id, now_ms, self._layout.table, tuple(files))
+        schema = pq.read_schema(self._layout.root / files[0].temporary).remove_metadata()
+        self._check_form(schema)
+        manifest = Manifest(
+            query_id,
+            batch_id,
+            decided_ms=time.time_ns() // 1_000_000,
+            table=self._layout.table,
+            files=tuple(files),
+            partition_by=self._layout.partition_by,
+            schema=schema,
+        )
         path = self._layout.manifest(query_id, batch_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
@@ -237,6 +271,17 @@ class Publisher:
                     hint="the lake must be a directory that the driver and all executors share",
                 )
 
+    def _check_form(self, schema: pa.Schema) -> None:
+        """Files that look different would make the lake unreadable (I-LAK-13)."""
+        landed = some_manifest(self._layout)
+        if landed is not None:
+            check_partitions(self._layout, landed)
+            there = schema_of(self._layout, landed)
+            if there is not None:
+                check_columns("lake", columns_of(there), columns_of(schema))
+        if self._table is not None:
+            self._table.check(schema)
+
     def _is_placed(self, final: Path, file: WrittenFile) -> bool:
         try:
             return final.stat().st_size == file.bytes
@@ -253,6 +298,54 @@ def some_manifest(layout: Layout) -> Manifest | None:
     for path in (layout.root / HIDDEN / "batches").glob("*/*.json"):
         return Manifest.decode(path.read_bytes(), path)
     return None
+
+
+def schema_of(layout: Layout, manifest: Manifest) -> pa.Schema | None:
+    """The columns of the files of a batch; None if nobody knows them any more."""
+    if manifest.schema is not None:
+        return manifest.schema
+    for file in manifest.files:
+        for path in (layout.root / file.path, layout.root / file.temporary):
+            if path.is_file():
+                return pq.read_schema(path).remove_metadata()
+    return None
+
+
+def check_partitions(layout: Layout, manifest: Manifest) -> None:
+    found, wanted = (",".join(by) or "none" for by in (manifest.partition_by, layout.partition_by))
+    if found != wanted:
+        raise PipelineError(
+            f"`{layout.root}` is partitioned by {found}, and this run would partition by {wanted}",
+            code="lake_schema_differs",
+            hint=f"partition by {found}, or land into another directory with a new checkpoint",
+        )
+
+
+def check_columns(what: str, there: Columns, records: Columns) -> None:
+    if there == records:
+        return
+    names = [", ".join(f"`{n}` {t}" for n, t in mine if (n, t) not in other) or "nothing else"
+             for mine, other in ((there, records), (records, there))]  # fmt: skip
+    raise PipelineError(
+        f"the records do not fit the {what}: it has {names[0]}, they have {names[1]}",
+        code="lake_schema_differs",
+        hint="run with the options of the first run, or land into another directory with a new "
+        "checkpoint",
+    )
+
+
+def not_taken(what: str, error: Exception) -> PipelineError:
+    reason = (str(error).splitlines() or [""])[0]
+    return PipelineError(
+        f"{what} has no type for a column of the records: {reason}",
+        code="lake_schema_differs",
+        hint="leave the column out or convert it; `--table parquet` takes more types",
+    )
+
+
+def columns_of(schema: Any) -> Columns:
+    """Names and types of a schema of Arrow or Delta, to be compared and told."""
+    return [(field.name, str(field.type)) for field in schema]
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -25,12 +25,13 @@ class Land:
     name = "land"
     summary = "streams to a directory of Parquet files, or a Delta or Iceberg table"
     options = (
-        JobOption("table", "What the directory becomes.", "parquet", TABLES),
+        JobOption("table", "What the directory becomes.", "parquet", TABLES, fixed=True),
         JobOption(
             "partition-by",
             "Directories by day of `timestamp` (UTC), by stream, or both.",
             "date",
             PARTITIONINGS,
+            fixed=True,
         ),
         JobOption("shared", "Runs with other checkpoints land here too.", "no", ("yes", "no")),
     )
@@ -44,12 +45,7 @@ class Land:
         layout = self.layout(request)
         if layout.root.exists() and not layout.root.is_dir():
             raise InvalidArgument(f"`{layout.root}` is not a directory", hint="name another one")
-        found = table_at(layout)
-        if found is not None and found != layout.table:
-            raise InvalidArgument(
-                f"`{layout.root}` holds a lake of kind `{found}`, not `{layout.table}`",
-                hint=f"add `--table {found}`, or name another directory",
-            )
+        check_kind(layout)
         others = [name for name in queries_at(layout) if name != query_id]
         if others and request.option(self, "shared") == "no":
             raise InvalidArgument(
@@ -84,6 +80,22 @@ def queries_at(layout: Layout) -> list[str]:
     """The queries that have landed in a directory."""
     batches = layout.root / HIDDEN / "batches"
     return sorted(path.name for path in batches.iterdir()) if batches.is_dir() else []
+
+
+def check_kind(layout: Layout) -> None:
+    """A directory keeps its kind of table, and its partitions."""
+    # It loads pyarrow, which a list of jobs does without.
+    from millstream.spark.jobs.lake_publish import check_partitions, some_manifest
+
+    found = table_at(layout)
+    if found is not None and found != layout.table:
+        raise InvalidArgument(
+            f"`{layout.root}` holds a lake of kind `{found}`, not `{layout.table}`",
+            hint=f"add `--table {found}`, or name another directory",
+        )
+    landed = some_manifest(layout)
+    if landed is not None:
+        check_partitions(layout, landed)
 
 
 def table_at(layout: Layout) -> str | None:
