@@ -34,6 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from millstream.client.pipeline_read import StreamTail
+from millstream.client.ranges import Place
 from millstream.client.sync.reads import PipelineReads
 from millstream.spark import offsets
 from millstream.spark.admission import Limits, admit
@@ -42,7 +43,7 @@ from millstream.spark.follow import Follower, TailState
 from millstream.spark.history import History
 from millstream.spark.offsets import Entry, Offset
 from millstream.spark.places import Locator, Selection
-from millstream.spark.plan import Place, Range
+from millstream.spark.plan import Range
 from millstream.spark.reader import RangesPartition, ReadTask, Sizes, divide
 
 if TYPE_CHECKING:
