@@ -15,6 +15,8 @@
         for record in orders.read():                   # from the start to the tail
             print(record.value, record.offset)
 
+        orders.read_arrow().to_pandas()                # the same as Arrow: number, time, value
+
         for record in orders.follow(tail=10):          # the last ten, then live, for ever
             print(record.value)
 
@@ -37,10 +39,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream import aio, errors
-    from millstream.client._producer import ProducerOptions
-    from millstream.client._producer_sync import Producer
-    from millstream.client._retry import Retry
-    from millstream.client._sync import Client, Follower, Stream, connect
+    from millstream.client.producer import ProducerOptions
+    from millstream.client.retry import Retry
+    from millstream.client.sync.arrow import ArrowBatches
+    from millstream.client.sync.client import Client, Follower, Stream, connect
+    from millstream.client.sync.producer import Producer
     from millstream.errors import (
         GapError,
         MillstreamError,
@@ -53,26 +56,28 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "ArrowBatches": "millstream.client.sync.arrow",
     "Batch": "millstream.types",
-    "Client": "millstream.client._sync",
-    "Follower": "millstream.client._sync",
+    "Client": "millstream.client.sync.client",
+    "Follower": "millstream.client.sync.client",
     "Gap": "millstream.types",
     "GapError": "millstream.errors",
     "MillstreamError": "millstream.errors",
     "OutcomeUnknown": "millstream.errors",
-    "Producer": "millstream.client._producer_sync",
-    "ProducerOptions": "millstream.client._producer",
+    "Producer": "millstream.client.sync.producer",
+    "ProducerOptions": "millstream.client.producer",
     "Record": "millstream.types",
-    "Retry": "millstream.client._retry",
-    "Stream": "millstream.client._sync",
+    "Retry": "millstream.client.retry",
+    "Stream": "millstream.client.sync.client",
     "StreamClosed": "millstream.errors",
     "StreamInfo": "millstream.types",
     "StreamNotFound": "millstream.errors",
-    "connect": "millstream.client._sync",
+    "connect": "millstream.client.sync.client",
 }
 _MODULES = ("aio", "errors")
 
 __all__ = [
+    "ArrowBatches",
     "Batch",
     "Client",
     "Follower",

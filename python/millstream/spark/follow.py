@@ -18,13 +18,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from millstream.client._pipeline_read import PipelineReads, StreamTail, Tails
+from millstream.client.pipeline_read import StreamTail, Tails
+from millstream.client.sync.reads import PipelineReads
 from millstream.errors import ClientClosed, MillstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
     from millstream.spark.access import Access
     from millstream.spark.places import Selection
 

@@ -34,21 +34,23 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from millstream.client._pipeline_read import PipelineReads, StreamTail
+from millstream.client.pipeline_read import StreamTail
+from millstream.client.ranges import Place
+from millstream.client.sync.reads import PipelineReads
 from millstream.spark import offsets
 from millstream.spark.admission import Limits, admit
 from millstream.spark.errors import clear, clear_iteration
 from millstream.spark.follow import Follower, TailState
 from millstream.spark.history import History
 from millstream.spark.offsets import Entry, Offset
-from millstream.spark.places import Locator, Selection, look_up
-from millstream.spark.plan import Place, Range
+from millstream.spark.places import Locator, Selection
+from millstream.spark.plan import Range
 from millstream.spark.reader import RangesPartition, ReadTask, Sizes, divide
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
     from millstream.spark.offsets import Bound
 
 MEASURED_STREAMS_MIN: Final = 200
@@ -281,9 +283,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _with_others(self, start: Offset, end: Offset) -> Offset:
         """The start of a first batch that is repeated: it may have had streams that are not chosen now."""
-        others = look_up(
-            self._reads(), {n: [] for n in end["streams"] if n not in start["streams"]}
-        )
+        others = self._reads().look_up({n: [] for n in end["streams"] if n not in start["streams"]})
         known = {n: s for n, s in others.items() if s.incarnation == end["streams"][n]["id"]}
         return offsets.offset({**start["streams"], **self._starts(known)})
 

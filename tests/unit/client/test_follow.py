@@ -12,8 +12,8 @@ import pytest
 
 import millstream
 from millstream import errors
-from millstream.client import _follow
-from millstream.client._retry import Retry
+from millstream.client import follow
+from millstream.client.retry import Retry
 from millstream.types import Gap
 from unit.client.scripted import Handler, Peer, ScriptedServer
 
@@ -221,7 +221,7 @@ def test_a_stream_that_vanished_ends_the_follower() -> None:
 
 
 def test_a_silent_live_connection_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_follow, "LIVE_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(follow, "LIVE_SILENCE_SECONDS", 0.2)
 
     def silent(peer: Peer) -> None:
         peer.send(SSE_HEAD)
@@ -320,3 +320,32 @@ def test_async_follow_resumes_too() -> None:
         began = time.monotonic()
         assert asyncio.run(scenario(server.url)) == [0, 1, 2]
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+def test_async_close_from_another_task_ends_a_waiting_follower(mode: Any) -> None:
+    waiting = threading.Event()
+
+    def wait(peer: Peer) -> None:
+        if mode == "sse":
+            peer.send(SSE_HEAD)
+        waiting.set()
+        peer.wait_closed()
+
+    async def scenario(url: str) -> list[Any]:
+        async with millstream.aio.connect(url, retry=QUICK) as client:
+            follower = client.stream("a").follow(mode=mode)
+
+            async def follow() -> list[Any]:
+                return [record.value async for record in follower]
+
+            task = asyncio.create_task(follow())
+            assert await asyncio.to_thread(waiting.wait, 5)
+            await follower.aclose()
+            found = await asyncio.wait_for(task, 5)
+            assert follower.offset == "0_1"
+            return found
+
+    caught_up = page(b"[1]", "0_1", stream_up_to_date="true")
+    with ScriptedServer(script(("-1", caught_up), (f"live={mode}", wait))) as server:
+        assert asyncio.run(scenario(server.url)) == [1]

@@ -1,6 +1,6 @@
 """The Durable Streams protocol without I/O: calls to requests, responses to values.
 
-Where it sits: between the operations (`_steps`, `_follow`, `_producer`) and HTTP (`_http`). Both
+Where it sits: between the operations (`steps`, `follow`, `producer`) and HTTP (`http`). Both
 clients, sync and async, use exactly this code.
 
 Invariants:
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
-from millstream.client._http import Request, Response
+from millstream.client.http import Request, Response
 from millstream.errors import InvalidArgument, ProtocolError
+from millstream.settings import DEFAULT_URL
 from millstream.types import Gap, Record, StreamInfo, is_json_type
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ STREAM_ROOT: Final = "/v1/stream/"
 LIST_PATH: Final = "/-/api/streams"
 START: Final = "-1"
 NOW: Final = "now"
+TOKEN_CHARACTERS_MAX: Final = 16 * 1024
 # What RFC 3986 allows raw in a path; servers that key on the raw path see it as typed.
 _PATH_SAFE: Final = "/!$&'()*+,;=:@~-._"
 _JSON_SPACE: Final = " \t\r\n"
@@ -55,6 +58,36 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.tls else 80
         return host if self.port == default else f"{host}:{self.port}"
+
+
+def default_url() -> str:
+    return os.environ.get("MILLSTREAM_URL") or DEFAULT_URL
+
+
+def check_token(token: str, where: str) -> str:
+    """A token that a header can carry; the text of a refusal never shows it."""
+    if (
+        not token
+        or len(token) > TOKEN_CHARACTERS_MAX
+        or not token.isascii()
+        or not token.isprintable()
+    ):
+        raise InvalidArgument(
+            f"{where} does not hold a token",
+            hint=f"one line of at most {TOKEN_CHARACTERS_MAX} printable characters",
+        )
+    return token
+
+
+def with_token(headers: Mapping[str, str], token: str | None) -> dict[str, str]:
+    """The headers with the token of the caller, else of MILLSTREAM_TOKEN unless they authorize already."""
+    where = "`token`"
+    if token is None and not any(name.lower() == "authorization" for name in headers):
+        token, where = os.environ.get("MILLSTREAM_TOKEN", "").strip(), "MILLSTREAM_TOKEN"
+    if not token:
+        return dict(headers)
+    kept = {name: value for name, value in headers.items() if name.lower() != "authorization"}
+    return {**kept, "Authorization": f"Bearer {check_token(token, where)}"}
 
 
 def parse_url(url: str) -> Endpoint:
@@ -212,6 +245,18 @@ def time_text(value: datetime | int | str) -> str:
     return str(value)
 
 
+def time_ms(value: datetime | int | str) -> int:
+    """The same as milliseconds since 1970."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if value.lstrip("-").isdigit() else datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidArgument(
+                f"`{value}` is not a time", hint="write it like 2026-01-31T12:00:00Z"
+            ) from None
+    return math.floor(value.timestamp() * 1000) if isinstance(value, datetime) else value
+
+
 # ---------------------------------------------------------------------------- records
 
 
@@ -299,6 +344,17 @@ def _skip_space(text: str, position: int) -> int:
 
 
 # ---------------------------------------------------------------------------- responses
+
+
+def json_object(body: bytes | bytearray, where: str) -> dict[str, Any]:
+    """An answer that must be a JSON object; `where` names the question."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{where} was answered by something that is not JSON") from error
+    if not isinstance(document, dict):
+        raise ProtocolError(f"{where} was answered by something that is not a JSON object")
+    return document
 
 
 @dataclass(frozen=True, slots=True)

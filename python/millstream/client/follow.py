@@ -1,6 +1,6 @@
 """Reading: to the tail once (`read_steps`), or on and on as records come (`Follow`).
 
-Where it sits: beside `_steps.py`, run by the same shells.
+Where it sits: beside `steps.py`, run by the same shells.
 
     catch up (plain GET, window by window) ── up to date ──> live (SSE, or long-poll)
          ^                                                        │
@@ -22,19 +22,20 @@ import binascii
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
 from millstream import errors
-from millstream.client import _wire as wire
-from millstream.client._http import Request, Response, TransportFailure
-from millstream.client._problem import error_from_response, retry_after_seconds
-from millstream.client._sse import Event, EventParser, EventTooLarge
-from millstream.client._steps import Call, Emit, Hangup, Open, Operations, Receive, Sleep, Steps
+from millstream.client import wire
+from millstream.client.http import Request, Response, TransportFailure
+from millstream.client.problem import error_from_response, retry_after_seconds
+from millstream.client.sse import Event, EventParser, EventTooLarge
+from millstream.client.steps import Call, Emit, Hangup, Open, Operations, Receive, Sleep, Steps
 from millstream.types import Batch, Gap, GapPolicy, LiveMode, Record, is_text_type
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+OnReconnect: TypeAlias = Callable[[errors.MillstreamError, float], object]
+OnResume: TypeAlias = Callable[[], object]
 LIVE_SILENCE_SECONDS: Final = 90.0
 """A live response that is silent for longer is taken for dead; servers send at least each 30 s."""
 SHORT_CONNECTION_SECONDS: Final = 1.0
@@ -70,7 +71,7 @@ class Reader:
             feature = "reading by `tail`" if self.start.tail is not None else "`since`"
             raise self.operations.not_extended(feature)
         page = wire.page_of(response, self.offset or self.start.offset)
-        body = b"" if response.status == 204 else response.body
+        body = b"" if response.status == 204 else bytes(response.body)
         if response.status != 204 or not self.content_type:
             self.content_type = page.content_type
         records: tuple[Record, ...] = ()
@@ -94,27 +95,30 @@ class Reader:
         gap: Gap | None,
     ) -> Batch:
         if gap is not None:
-            records = self.apply_gap(gap) + records
+            records = told_gap(self.path, gap, self.gaps) + records
         self.offset = offset
         return Batch(records, offset, up_to_date, closed, self.content_type, self.incarnation)
 
-    def apply_gap(self, gap: Gap) -> tuple[Record, ...]:
-        lost = "records are missing" if gap.certain else "records may be missing"
-        sentence = (
-            f"{lost} in stream `{self.path}` between {gap.from_offset} and {gap.to_offset} "
-            f"(reason: {gap.reason})"
+
+def told_gap(path: str, gap: Gap, gaps: GapPolicy) -> tuple[Record, ...]:
+    """What `gaps=` says about a gap: raise, give a record that stands for it, or call and give nothing."""
+    gap = replace(gap, stream=path)
+    lost = "records are missing" if gap.certain else "records may be missing"
+    sentence = (
+        f"{lost} in stream `{path}` between {gap.from_offset} and {gap.to_offset} "
+        f"(reason: {gap.reason})"
+    )
+    if gaps == "raise":
+        raise errors.GapError(
+            sentence,
+            gap=gap,
+            hint=f"read on from offset {gap.to_offset}, or choose what to do with `gaps=`",
         )
-        if self.gaps == "raise":
-            raise errors.GapError(
-                sentence,
-                gap=gap,
-                hint=f"read on from offset {gap.to_offset}, or choose what to do with `gaps=`",
-            )
-        if self.gaps == "record":
-            logger.warning("%s", sentence)
-            return (Record(None, b"", gap.from_offset, gap=gap),)
-        self.gaps(gap)
-        return ()
+    if gaps == "record":
+        logger.warning("%s", sentence)
+        return (Record(None, b"", gap.from_offset, gap=gap),)
+    gaps(gap)
+    return ()
 
 
 def read_steps(reader: Reader) -> Steps[None]:
@@ -141,8 +145,8 @@ class Follow(Reader):
         gaps: GapPolicy,
         *,
         mode: LiveMode,
-        on_reconnect: Callable[[errors.MillstreamError, float], object] | None,
-        on_resume: Callable[[], object] | None,
+        on_reconnect: OnReconnect | None,
+        on_resume: OnResume | None,
     ) -> None:
         super().__init__(operations, path, start, gaps)
         self.mode = mode
