@@ -39,21 +39,23 @@ impl Append {
     }
 }
 
+type Points = Arc<Vec<Point>>;
+
 /// Points of the appends that were asked for last, oldest first.
 #[derive(Default)]
 pub struct Marks {
-    known: Mutex<VecDeque<((StreamId, u64), Arc<Vec<Point>>)>>,
+    known: Mutex<VecDeque<((StreamId, u64), Points)>>,
 }
 
 impl Marks {
-    fn find(&self, append: &Append) -> Option<Arc<Vec<Point>>> {
+    fn find(&self, append: &Append) -> Option<Points> {
         let known = self.known.lock();
         let mut newest_first = known.iter().rev();
         let found = newest_first.find(|(key, _)| *key == append.key());
         found.map(|(_, points)| Arc::clone(points))
     }
 
-    fn put(&self, append: &Append, points: &Arc<Vec<Point>>) {
+    fn put(&self, append: &Append, points: &Points) {
         let mut known = self.known.lock();
         known.retain(|(key, _)| *key != append.key());
         if known.len() >= MARKED_APPENDS_MAX {
@@ -86,7 +88,7 @@ impl Engine {
         Ok(())
     }
 
-    fn find_points(&self, append: &Append) -> io::Result<Arc<Vec<Point>>> {
+    fn find_points(&self, append: &Append) -> io::Result<Points> {
         let bytes = self.read_range(&append.owner, append.start, append.end)?;
         let found = if append.owner.content_type.media == Media::Json {
             points(&bytes)
@@ -97,7 +99,7 @@ impl Engine {
     }
 
     /// The points of a large append. Its bytes have been checked when this returns.
-    fn points_of(&self, append: &Append) -> io::Result<Arc<Vec<Point>>> {
+    fn points_of(&self, append: &Append) -> io::Result<Points> {
         if let Some(points) = self.marks.find(append) {
             return Ok(points);
         }
