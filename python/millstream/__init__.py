@@ -37,10 +37,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream import aio, errors
-    from millstream.client._producer import ProducerOptions
-    from millstream.client._producer_sync import Producer
-    from millstream.client._retry import Retry
-    from millstream.client._sync import Client, Follower, Stream, connect
+    from millstream.client.producer import ProducerOptions
+    from millstream.client.retry import Retry
+    from millstream.client.sync.client import Client, Follower, Stream, connect
+    from millstream.client.sync.producer import Producer
     from millstream.errors import (
         GapError,
         MillstreamError,
@@ -54,21 +54,21 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Batch": "millstream.types",
-    "Client": "millstream.client._sync",
-    "Follower": "millstream.client._sync",
+    "Client": "millstream.client.sync.client",
+    "Follower": "millstream.client.sync.client",
     "Gap": "millstream.types",
     "GapError": "millstream.errors",
     "MillstreamError": "millstream.errors",
     "OutcomeUnknown": "millstream.errors",
-    "Producer": "millstream.client._producer_sync",
-    "ProducerOptions": "millstream.client._producer",
+    "Producer": "millstream.client.sync.producer",
+    "ProducerOptions": "millstream.client.producer",
     "Record": "millstream.types",
-    "Retry": "millstream.client._retry",
-    "Stream": "millstream.client._sync",
+    "Retry": "millstream.client.retry",
+    "Stream": "millstream.client.sync.client",
     "StreamClosed": "millstream.errors",
     "StreamInfo": "millstream.types",
     "StreamNotFound": "millstream.errors",
-    "connect": "millstream.client._sync",
+    "connect": "millstream.client.sync.client",
 }
 _MODULES = ("aio", "errors")
 

@@ -14,12 +14,12 @@
 
     asyncio.run(main())
 
-Where it sits: the public face of `client/_async.py`.
+Where it sits: the public face of `client/aio`.
 """
 
 from __future__ import annotations
 
-from millstream.client._async import AsyncClient, AsyncFollower, AsyncStream, connect
-from millstream.client._producer_async import AsyncProducer
+from millstream.client.aio.client import AsyncClient, AsyncFollower, AsyncStream, connect
+from millstream.client.aio.producer import AsyncProducer
 
 __all__ = ["AsyncClient", "AsyncFollower", "AsyncProducer", "AsyncStream", "connect"]

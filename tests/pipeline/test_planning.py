@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import millstream
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from millstream.spark.errors import ConnectorError
 from millstream.spark.reader import RangesPartition
 from support.many_streams import append_many, create_many

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 import millstream
-from millstream.client._http import TransportFailure
-from millstream.client._reach import _reached, reach
-from millstream.client._steps import Call, Sleep
+from millstream.client.http import TransportFailure
+from millstream.client.reach import _reached, reach
+from millstream.client.steps import Call, Sleep
 from millstream.errors import ConnectionFailed, RequestTimeout
 from support.server import Server
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import millstream
-from millstream.client._pipeline_write import append_numbered, commit, create_stream, stage, unstage
-from millstream.client._sync import Client
+from millstream.client.pipeline_write import append_numbered, commit, create_stream, stage, unstage
+from millstream.client.sync.client import Client
 from millstream.errors import (
     ConnectionFailed,
     JsonInvalid,

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from millstream.spark.session import build_session
 from support.many_streams import delete_all
 from support.server import Server

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.reverse_proxy import ReverseProxy
 from support.server import Server
 from support.spark import TOKEN, TOKEN_VARIABLE, Driver, available_now

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.fault_proxy import Call, FaultProxy, drop
 from support.server import Server
 from support.spark import Driver, session_processes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.bare_python import bare_python, path_without
 from support.server import Server
 from support.spark import environment

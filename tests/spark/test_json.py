@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from millstream.spark.decode import Decoder, JsonForm
 from support.json_cases import CASES
 from support.json_rows import comparable

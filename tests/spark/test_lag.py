@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.server import Server
 from support.spark import Driver, available_now
 

@@ -16,7 +16,7 @@ import pyarrow.dataset as dataset
 import pyarrow.parquet as pq
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.lake_iceberg import IDENTIFIER, open_catalog

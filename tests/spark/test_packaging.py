@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.bare_python import MILLSTREAM, bare_python
 from support.server import Server
 from support.spark import Driver, available_now, environment

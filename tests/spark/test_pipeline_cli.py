@@ -19,7 +19,7 @@ import pytest
 import millstream
 from millstream.cli.context import App, exit_code
 from millstream.cli.pipeline_progress import Display
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from millstream.errors import StreamNotFound
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.driver import Step

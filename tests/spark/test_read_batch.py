@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.http import Api
 from support.server import Server
 from support.spark_reading import JSON, batch, filled, more, numbers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.many_streams import append_many, create_many
 from support.server import Server
 from support.spark import available_now

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.readme import README, blocks
 from support.server import Server
 

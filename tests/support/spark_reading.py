@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from millstream.client._sync import Client, Stream
+from millstream.client.sync.client import Client, Stream
 from support.spark import available_now
 
 JSON = "application/json"

@@ -22,8 +22,8 @@ from millstream.cli.context import App, client_options, complete_stream, content
 from millstream.types import is_json_type, is_text_type, media_type
 
 if TYPE_CHECKING:
-    from millstream.client._producer_sync import Producer
-    from millstream.client._sync import Client, Stream
+    from millstream.client.sync.client import Client, Stream
+    from millstream.client.sync.producer import Producer
 
 INTERRUPT_FLUSH_SECONDS = 2.0
 

@@ -20,7 +20,7 @@ from millstream.cli.context import App, client_options, say, warn
 from millstream.errors import InvalidArgument, MillstreamError
 
 if TYPE_CHECKING:
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
 
 WAIT_MS: Final = 500
 LINE_EVERY_S: Final = 5.0
@@ -83,7 +83,7 @@ only.
 @click.pass_obj
 def backup(app: App, destination: str, rate: float | None, allow_damage: bool) -> None:
     """Copy a running server into the new directory DESTINATION on its machine."""
-    from millstream.client._control import control_call
+    from millstream.client.control import control_call
 
     if rate is not None and rate <= 0:
         raise click.BadParameter("must be more than 0", param_hint="--rate")
@@ -100,7 +100,7 @@ def backup(app: App, destination: str, rate: float | None, allow_damage: bool) -
 
 def _follow(client: Client, path: str) -> dict[str, Any]:
     """Show how far it is until it has ended; Ctrl-C cancels it and waits for that."""
-    from millstream.client._control import control_call
+    from millstream.client.control import control_call
 
     line = ProgressLine("backup")
     interrupted = False

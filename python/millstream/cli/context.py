@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
 
 EXIT_OK: Final = 0
 EXIT_FAILURE: Final = 1
@@ -69,7 +69,7 @@ class App:
     json: bool = False
 
     def connect(self, timeout_seconds: float = 30.0) -> Client:
-        from millstream.client._sync import connect
+        from millstream.client.sync.client import connect
         from millstream.settings import client_url
 
         return connect(client_url(self.url), timeout_seconds=timeout_seconds)
@@ -146,8 +146,8 @@ def complete_stream(
     """Stream names for the shell; silent and quick, or nothing at all."""
     from click.shell_completion import CompletionItem
 
-    from millstream.client._retry import Retry
-    from millstream.client._sync import Client
+    from millstream.client.retry import Retry
+    from millstream.client.sync.client import Client
     from millstream.settings import client_url
 
     app = context.find_object(App) or App()

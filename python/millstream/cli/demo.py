@@ -32,7 +32,7 @@ from millstream.errors import MillstreamError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
     from millstream.spark.jobs.driver import Step
     from millstream.spark.jobs.job import Request
 
@@ -121,7 +121,7 @@ class Shown:
 
 
 def _play(directory: Path, shown: Shown) -> dict[str, Any]:
-    from millstream.client._sync import connect
+    from millstream.client.sync.client import connect
     from millstream.spark.jobs import driver
     from millstream.spark.session import build_session
 

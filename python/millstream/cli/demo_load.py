@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from millstream.client._sync import Client, connect
+from millstream.client.sync.client import Client, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ from millstream.types import is_json_type, is_text_type
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from millstream.client._producer_sync import Producer
+    from millstream.client.sync.producer import Producer
     from millstream.types import Record, StreamInfo
 
 LiveMode: TypeAlias = _LiveMode

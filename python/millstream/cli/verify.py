@@ -18,7 +18,7 @@ from millstream.cli.context import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, App, clien
 from millstream.errors import MillstreamError
 
 if TYPE_CHECKING:
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
 
 PATH: Final = "/-/api/verify"
 WAIT_MS: Final = 500
@@ -119,7 +119,7 @@ def _look(data_dir: str | None, repair: bool, progress: Progress) -> dict[str, A
 
 def _ask(client: Client, progress: Progress) -> dict[str, Any]:
     """Start a verification on the server and wait for its end; Ctrl-C ends it there too."""
-    from millstream.client._control import control_call
+    from millstream.client.control import control_call
 
     control_call(client, "POST", PATH)
     try:

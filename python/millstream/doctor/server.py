@@ -24,9 +24,9 @@ REMEDIES: Final = {
 
 def reachable(url: str | None) -> Iterator[Finding]:
     """`url`, else the one of the settings. A server that nobody named may be absent."""
-    from millstream.client._control import control_call
-    from millstream.client._retry import Retry
-    from millstream.client._sync import Client
+    from millstream.client.control import control_call
+    from millstream.client.retry import Retry
+    from millstream.client.sync.client import Client
     from millstream.settings import client_url
 
     named = url is not None or bool(os.environ.get("MILLSTREAM_URL"))

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from millstream.client._reach import reach
-from millstream.client._sync import Client, default_url
-from millstream.client._wire import parse_url
+from millstream.client.reach import reach
+from millstream.client.sync.client import Client, default_url
+from millstream.client.wire import parse_url
 from millstream.errors import ConnectionFailed, InvalidArgument, OptionInvalid
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from millstream.spark.places import look_up
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millstream.client._pipeline_read import FoundPlace, PipelineReads, StreamTail
+    from millstream.client.pipeline_read import FoundPlace, PipelineReads, StreamTail
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.client import _wire as wire
-from millstream.client._pipeline_write import append_numbered, content_type_of
+from millstream.client import wire
+from millstream.client.pipeline_write import append_numbered, content_type_of
 from millstream.errors import JsonInvalid, StreamNotFound
 from millstream.spark.staging import Rows, ensure_streams
 from millstream.spark.write_options import STREAM, VALUE
@@ -29,7 +29,7 @@ from millstream.types import is_json_type
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
     from millstream.spark.write_options import WriteOptions
 
 

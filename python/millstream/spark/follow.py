@@ -18,13 +18,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from millstream.client._pipeline_read import PipelineReads, StreamTail, Tails
+from millstream.client.pipeline_read import PipelineReads, StreamTail, Tails
 from millstream.errors import ClientClosed, MillstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
     from millstream.spark.access import Access
     from millstream.spark.places import Selection
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-    from millstream.client._sync import Client, Stream
+    from millstream.client.sync.client import Client, Stream
 
 QUERIES_MAX: Final = 100
 PENDING_MAX: Final = 1000
@@ -293,8 +293,8 @@ class LagListener(StreamingQueryListener):
 
 
 def _connect(url: str) -> Client:
-    from millstream.client._retry import Retry
-    from millstream.client._sync import Client
+    from millstream.client.retry import Retry
+    from millstream.client.sync.client import Client
 
     return Client(url, timeout_seconds=REQUEST_DEADLINE_S, retry=Retry(attempts=3))
 

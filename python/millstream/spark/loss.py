@@ -25,12 +25,12 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from millstream.client._pipeline_read import PipelineGap
+from millstream.client.pipeline_read import PipelineGap
 from millstream.errors import DataLoss
 from millstream.spark.offsets import epoch_of
 
 if TYPE_CHECKING:
-    from millstream.client._pipeline_read import StreamEnd
+    from millstream.client.pipeline_read import StreamEnd
     from millstream.spark.offsets import Entry
 
 LOGGER: Final = logging.getLogger("millstream.spark")

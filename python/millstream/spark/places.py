@@ -21,7 +21,7 @@ from millstream.spark.offsets import Bound, Position
 from millstream.spark.plan import Place
 
 if TYPE_CHECKING:
-    from millstream.client._pipeline_read import (
+    from millstream.client.pipeline_read import (
         FoundPlace,
         PipelineReads,
         StreamEnd,

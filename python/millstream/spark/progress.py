@@ -20,7 +20,7 @@ from millstream.errors import InvalidArgument
 from millstream.spark.offsets import byte_position
 
 if TYPE_CHECKING:
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
 
 PATIENCE_SECONDS: Final = 5.0
 STREAMS_ASKED_MAX: Final = 1000
@@ -150,7 +150,7 @@ def _time_for(records: int, document: Mapping[str, Any]) -> float | None:
 
 def _oldest_age(client: Client, unread: Mapping[str, int]) -> float | None:
     """Seconds since the oldest of the first unread records was accepted, by the server's clock."""
-    from millstream.client._pipeline_read import PipelineReads
+    from millstream.client.pipeline_read import PipelineReads
 
     asked = [{"name": name, "at": [{"number": number}]} for name, number in unread.items()]
     answer = PipelineReads(client, PATIENCE_SECONDS).tails(streams=asked)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from millstream.client._pipeline_read import Next, PipelineReads, Window
+from millstream.client.pipeline_read import Next, PipelineReads, Window
 from millstream.errors import ProtocolError, ServerError
 from millstream.spark import plan
 from millstream.spark.columns import Layout, Shaper

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.client._pipeline_write import Stage, StageRef, create_stream, stage, unstage_all
+from millstream.client.pipeline_write import Stage, StageRef, create_stream, stage, unstage_all
 from millstream.errors import (
     InvalidArgument,
     MillstreamError,
@@ -31,7 +31,7 @@ from millstream.spark.write_options import STREAM, VALUE, WriteOptions, log_left
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
 
 _ROW: Final = re.compile(r"\brow (\d+)", re.IGNORECASE)
 

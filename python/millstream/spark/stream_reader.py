@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from millstream.client._pipeline_read import PipelineReads, StreamTail
+from millstream.client.pipeline_read import PipelineReads, StreamTail
 from millstream.spark import offsets
 from millstream.spark.admission import Limits, admit
 from millstream.spark.errors import clear, clear_iteration
@@ -48,7 +48,7 @@ from millstream.spark.reader import RangesPartition, ReadTask, Sizes, divide
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
     from millstream.spark.offsets import Bound
 
 MEASURED_STREAMS_MIN: Final = 200

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, CharType, StringType, StructType, VarcharType
 
-from millstream.client._pipeline_write import StageRef, commit, unstage_all
+from millstream.client.pipeline_write import StageRef, commit, unstage_all
 from millstream.errors import (
     NotSupported,
     OptionInvalid,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from support.fault_proxy import Call, FaultProxy
 from support.server import Server
 from support.spark_faults.jobs import STAGE_BYTES, stage_mark

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream import errors
-from millstream.client._http import Request, Response
-from millstream.client._problem import _HINTS, error_from_response, retry_after_seconds
+from millstream.client.http import Request, Response
+from millstream.client.problem import _HINTS, error_from_response, retry_after_seconds
 
 POST = Request("POST", "/v1/stream/a")
 CODES = """bad_request, offset_invalid, offset_beyond_tail, content_type_missing,

@@ -12,8 +12,8 @@ import pytest
 
 import millstream
 from millstream import errors
-from millstream.client import _follow
-from millstream.client._retry import Retry
+from millstream.client import follow
+from millstream.client.retry import Retry
 from millstream.types import Gap
 from unit.client.scripted import Handler, Peer, ScriptedServer
 
@@ -221,7 +221,7 @@ def test_a_stream_that_vanished_ends_the_follower() -> None:
 
 
 def test_a_silent_live_connection_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_follow, "LIVE_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(follow, "LIVE_SILENCE_SECONDS", 0.2)
 
     def silent(peer: Peer) -> None:
         peer.send(SSE_HEAD)

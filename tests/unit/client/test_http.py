@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.client._http import (
+from millstream.client.http import (
     Data,
     Head,
     MalformedResponse,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream import errors
-from millstream.client import _wire as wire
-from millstream.client._http import Request, Response, TransportFailure
-from millstream.client._producer import ProducerCore, ProducerOptions
-from millstream.client._retry import Retry
+from millstream.client import wire
+from millstream.client.http import Request, Response, TransportFailure
+from millstream.client.producer import ProducerCore, ProducerOptions
+from millstream.client.retry import Retry
 from unit.client.scripted import Peer, ScriptedServer
 
 QUICK = Retry(attempts=4, delay_seconds=0.01, delay_seconds_max=0.02)

@@ -10,7 +10,7 @@ import pytest
 
 import millstream
 from millstream import errors
-from millstream.client._retry import Retry
+from millstream.client.retry import Retry
 from unit.client.scripted import Peer, ScriptedServer, Seen, refused_url
 
 QUICK = Retry(attempts=4, delay_seconds=0.01, delay_seconds_max=0.05)

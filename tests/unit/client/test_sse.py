@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.client import _sse
-from millstream.client._sse import Event, EventParser
+from millstream.client import sse
+from millstream.client.sse import Event, EventParser
 
 WIRE = (
     b": hello\n\nevent: data\ndata:[1,\ndata:2]\n\nevent: control\ndata:{}\n\n"
@@ -43,8 +43,8 @@ def test_byte_by_byte() -> None:
 
 
 def test_an_event_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sse, "EVENT_BYTES_MAX", 100)
+    monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
     parser = EventParser()
     parser.feed(b"data:" + b"x" * 60 + b"\n")
-    with pytest.raises(_sse.EventTooLarge):
+    with pytest.raises(sse.EventTooLarge):
         parser.feed(b"data:" + b"x" * 60)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.client import _wire as wire
-from millstream.client._http import Response
+from millstream.client import wire
+from millstream.client.http import Response
 from millstream.errors import InvalidArgument, ProtocolError
 from millstream.types import Gap
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from millstream.client._pipeline_read import StreamEnd
+from millstream.client.pipeline_read import StreamEnd
 from millstream.errors import DataLoss
 from millstream.spark.loss import Losses
 from millstream.spark.offsets import entry

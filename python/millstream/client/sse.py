@@ -1,6 +1,6 @@
 """Server-sent events without I/O: bytes to events.
 
-Where it sits: fed by `_follow.py` with the body of a live response.
+Where it sits: fed by `follow.py` with the body of a live response.
 
     event: data\\n            kind (absent: `message`)
     data:[{"id":1}]\\n         one or more lines, joined by \\n; a space after the colon is dropped

@@ -14,7 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from millstream import errors
-from millstream.client._http import (
+from millstream.client.aio.transport import AsyncConnection
+from millstream.client.http import (
     MalformedResponse,
     Request,
     Response,
@@ -22,15 +23,14 @@ from millstream.client._http import (
     TransportFailure,
     Truncated,
 )
-from millstream.client._producer_sync import IDLE_WAIT_SECONDS
-from millstream.client._transport_async import AsyncConnection
-from millstream.client._transport_sync import RECEIVE_BYTES, common_headers
+from millstream.client.sync.producer import IDLE_WAIT_SECONDS
+from millstream.client.sync.transport import RECEIVE_BYTES, common_headers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
 
-    from millstream.client._producer import ProducerCore
+    from millstream.client.producer import ProducerCore
 
 
 class AsyncProducer:

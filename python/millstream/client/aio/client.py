@@ -1,8 +1,8 @@
 """The asyncio client: `AsyncClient`, `AsyncStream` and the iterators they return.
 
-Where it sits: made by `millstream.aio.connect`. A thin shell: what happens is in `_steps.py` and
-`_follow.py`; this file performs their effects with asyncio and gives them a face.
-Invariant I-ASY-1: no rule of the protocol is written here; each method is the twin of `_sync.py`'s.
+Where it sits: made by `millstream.aio.connect`. A thin shell: what happens is in `steps.py` and
+`follow.py`; this file performs their effects with asyncio and gives them a face.
+Invariant I-ASY-1: no rule of the protocol is written here; each method is the twin of `sync/client.py`'s.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from millstream.client import _wire as wire
-from millstream.client._follow import Follow, Reader, read_steps
-from millstream.client._http import TransportFailure
-from millstream.client._producer_async import AsyncProducer
-from millstream.client._retry import Retry
-from millstream.client._steps import Emit, Operations, Steps
-from millstream.client._sync import OnReconnect, OnResume, default_url, make_core
-from millstream.client._transport_async import AsyncPerformer, AsyncPool
+from millstream.client import wire
+from millstream.client.aio.producer import AsyncProducer
+from millstream.client.aio.transport import AsyncPerformer, AsyncPool
+from millstream.client.follow import Follow, Reader, read_steps
+from millstream.client.http import TransportFailure
+from millstream.client.retry import Retry
+from millstream.client.steps import Emit, Operations, Steps
+from millstream.client.sync.client import OnReconnect, OnResume, default_url, make_core
 from millstream.types import Batch, Durability, GapPolicy, LiveMode, Record, StreamInfo
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`/v1/tails` and `/v1/read`: where streams end, and ranges of many streams as Arrow.
 
-Where it sits: beside `_sync.py`, on its connections; used by the Spark connector. Arrow bytes are
+Where it sits: beside `sync/client.py`, on its connections; used by the Spark connector. Arrow bytes are
 handed out as they came: this module knows nothing of their form.
 
 Invariants:
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from millstream import errors
-from millstream.client._http import Head, Request, Response, TransportFailure
-from millstream.client._problem import error_from_response
-from millstream.client._steps import may_repeat
+from millstream.client.http import Head, Request, Response, TransportFailure
+from millstream.client.problem import error_from_response
+from millstream.client.steps import may_repeat
 
 if TYPE_CHECKING:
-    from millstream.client._sync import Client
-    from millstream.client._transport_sync import Allocate, Connection
+    from millstream.client.sync.client import Client
+    from millstream.client.sync.transport import Allocate, Connection
 
 T = TypeVar("T")
 Bytes: TypeAlias = bytes | bytearray

@@ -20,7 +20,7 @@ from millstream import errors
 from millstream.errors import MillstreamError, ServerError
 
 if TYPE_CHECKING:
-    from millstream.client._http import Request, Response
+    from millstream.client.http import Request, Response
 
 _BY_STATUS: Final[dict[int, str]] = {
     400: "bad_request",

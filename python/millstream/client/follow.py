@@ -1,6 +1,6 @@
 """Reading: to the tail once (`read_steps`), or on and on as records come (`Follow`).
 
-Where it sits: beside `_steps.py`, run by the same shells.
+Where it sits: beside `steps.py`, run by the same shells.
 
     catch up (plain GET, window by window) ── up to date ──> live (SSE, or long-poll)
          ^                                                        │
@@ -25,11 +25,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.client import _wire as wire
-from millstream.client._http import Request, Response, TransportFailure
-from millstream.client._problem import error_from_response, retry_after_seconds
-from millstream.client._sse import Event, EventParser, EventTooLarge
-from millstream.client._steps import Call, Emit, Hangup, Open, Operations, Receive, Sleep, Steps
+from millstream.client import wire
+from millstream.client.http import Request, Response, TransportFailure
+from millstream.client.problem import error_from_response, retry_after_seconds
+from millstream.client.sse import Event, EventParser, EventTooLarge
+from millstream.client.steps import Call, Emit, Hangup, Open, Operations, Receive, Sleep, Steps
 from millstream.types import Batch, Gap, GapPolicy, LiveMode, Record, is_text_type
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""asyncio sockets: the same as `_transport_sync.py` for `_async.py` and `_producer_async.py`.
+"""asyncio sockets: the same as `sync/transport.py` for `aio/client.py` and `aio/producer.py`.
 
 Invariants:
 - I-TRA-1  A connection serves one request at a time here, and returns to the pool only when its
@@ -14,8 +14,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from millstream.client import _steps as steps
-from millstream.client._http import (
+from millstream.client import steps
+from millstream.client.http import (
     Data,
     End,
     Head,
@@ -26,7 +26,7 @@ from millstream.client._http import (
     TransportFailure,
     Truncated,
 )
-from millstream.client._transport_sync import (
+from millstream.client.sync.transport import (
     CONNECT_SECONDS_MAX,
     IDLE_CONNECTIONS_MAX,
     IDLE_SECONDS_MAX,
@@ -38,7 +38,7 @@ from millstream.errors import ClientClosed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millstream.client._wire import Endpoint
+    from millstream.client.wire import Endpoint
 
 
 class AsyncConnection:

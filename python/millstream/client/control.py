@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from millstream.client._http import Request
-from millstream.client._sync import run
+from millstream.client.http import Request
+from millstream.client.sync.client import run
 from millstream.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
 
 
 def control_call(

@@ -1,7 +1,7 @@
 """The blocking client: `Client`, `Stream` and the iterators they return.
 
-Where it sits: made by `millstream.connect`. A thin shell: what happens is in `_steps.py` and
-`_follow.py`; this file performs their effects with blocking sockets and gives them a face.
+Where it sits: made by `millstream.connect`. A thin shell: what happens is in `steps.py` and
+`follow.py`; this file performs their effects with blocking sockets and gives them a face.
 Invariant I-SYN-1: no rule of the protocol is written here.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from millstream import errors
-from millstream.client import _wire as wire
-from millstream.client._follow import Follow, Reader, read_steps
-from millstream.client._http import TransportFailure
-from millstream.client._producer import ProducerCore, ProducerOptions, choose_epoch
-from millstream.client._producer_sync import Producer
-from millstream.client._retry import Retry
-from millstream.client._steps import Emit, Operations, Steps
-from millstream.client._transport_sync import Cancelled, Performer, Pool
+from millstream.client import wire
+from millstream.client.follow import Follow, Reader, read_steps
+from millstream.client.http import TransportFailure
+from millstream.client.producer import ProducerCore, ProducerOptions, choose_epoch
+from millstream.client.retry import Retry
+from millstream.client.steps import Emit, Operations, Steps
+from millstream.client.sync.producer import Producer
+from millstream.client.sync.transport import Cancelled, Performer, Pool
 from millstream.settings import DEFAULT_URL
 from millstream.types import Batch, Durability, GapPolicy, LiveMode, Record, StreamInfo
 

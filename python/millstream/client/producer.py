@@ -1,6 +1,6 @@
 """The idempotent producer without I/O: batching, sequence numbers, what to send, what to repeat.
 
-Where it sits: `_producer_sync.py` and `_producer_async.py` own a connection and a worker; they ask
+Where it sits: `sync/producer.py` and `aio/producer.py` own a connection and a worker; they ask
 `take` what to send and report each response or break to this core.
 
     append ─> open batch ─seal─> queue ─take─> in flight (pipelined) ─200─> acknowledged
@@ -28,13 +28,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.client import _wire as wire
-from millstream.client._problem import error_from_response, retry_after_seconds
+from millstream.client import wire
+from millstream.client.problem import error_from_response, retry_after_seconds
 from millstream.types import is_json_type
 
 if TYPE_CHECKING:
-    from millstream.client._http import Request, Response, TransportFailure
-    from millstream.client._retry import Retry
+    from millstream.client.http import Request, Response, TransportFailure
+    from millstream.client.retry import Retry
 
 EPOCH_CLAIMS_MAX: Final = 3
 GAP_ANSWERS_MAX: Final = 3

@@ -1,6 +1,6 @@
 """When to try again, and how long to wait before.
 
-Where it sits: asked by `_steps.py`, `_follow.py` and the producers; holds no state of its own.
+Where it sits: asked by `steps.py`, `follow.py` and the producers; holds no state of its own.
 Invariant I-RET-1: a wait is never shorter than the server's `Retry-After` nor longer than a bound.
 """
 

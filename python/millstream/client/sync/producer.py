@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from millstream import errors
-from millstream.client._http import (
+from millstream.client.http import (
     Head,
     MalformedResponse,
     Request,
@@ -27,14 +27,14 @@ from millstream.client._http import (
     TransportFailure,
     Truncated,
 )
-from millstream.client._transport_sync import Connection, common_headers
+from millstream.client.sync.transport import Connection, common_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from millstream.client._producer import ProducerCore
-    from millstream.client._wire import Endpoint
+    from millstream.client.producer import ProducerCore
+    from millstream.client.wire import Endpoint
 
 IDLE_WAIT_SECONDS: Final = 60.0
 

@@ -1,6 +1,6 @@
 """Blocking sockets: connections, the pool of idle ones, and the performer of effects.
 
-Where it sits: below `_sync.py` and `_producer_sync.py`; drives the parser of `_http.py`.
+Where it sits: below `sync/client.py` and `sync/producer.py`; drives the parser of `http.py`.
 
 Invariants:
 - I-TRS-1  A connection serves one request at a time here, and returns to the pool only when its
@@ -19,8 +19,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from millstream.client import _steps as steps
-from millstream.client._http import (
+from millstream.client import steps
+from millstream.client.http import (
     Data,
     End,
     Head,
@@ -37,7 +37,7 @@ from millstream.errors import ClientClosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from millstream.client._wire import Endpoint
+    from millstream.client.wire import Endpoint
 
     Allocate: TypeAlias = Callable[[int], bytearray]
     """Makes a buffer of so many bytes: a bytearray, or what else can be written to like one."""

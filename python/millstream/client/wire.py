@@ -1,6 +1,6 @@
 """The Durable Streams protocol without I/O: calls to requests, responses to values.
 
-Where it sits: between the operations (`_steps`, `_follow`, `_producer`) and HTTP (`_http`). Both
+Where it sits: between the operations (`steps`, `follow`, `producer`) and HTTP (`http`). Both
 clients, sync and async, use exactly this code.
 
 Invariants:
@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
-from millstream.client._http import Request, Response
+from millstream.client.http import Request, Response
 from millstream.errors import InvalidArgument, ProtocolError
 from millstream.types import Gap, Record, StreamInfo, is_json_type
 

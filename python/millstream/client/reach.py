@@ -1,6 +1,6 @@
 """First contact: is there anybody at this address?
 
-Where it sits: beside `_sync.py`, on its connections; the Spark connector asks once where a query begins, so that a wrong
+Where it sits: beside `sync/client.py`, on its connections; the Spark connector asks once where a query begins, so that a wrong
 address or a server that is not running is told soon, while a server that was there may restart for longer.
 
 Invariants:
@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from millstream.client._http import Request, TransportFailure
-from millstream.client._steps import Call, Sleep
-from millstream.client._sync import run
+from millstream.client.http import Request, TransportFailure
+from millstream.client.steps import Call, Sleep
+from millstream.client.sync.client import run
 
 if TYPE_CHECKING:
-    from millstream.client._steps import Operations, Steps
-    from millstream.client._sync import Client
+    from millstream.client.steps import Operations, Steps
+    from millstream.client.sync.client import Client
 
 HEALTH_PATH: Final = "/-/health"
 PAUSE_SECONDS_MAX: Final = 1.0

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from millstream import errors
-from millstream.client import _wire as wire
-from millstream.client._http import Request, Response, TransportFailure
-from millstream.client._problem import error_from_response
-from millstream.client._steps import Call, Operations, Sleep, Steps, may_repeat
-from millstream.client._sync import run
+from millstream.client import wire
+from millstream.client.http import Request, Response, TransportFailure
+from millstream.client.problem import error_from_response
+from millstream.client.steps import Call, Operations, Sleep, Steps, may_repeat
+from millstream.client.sync.client import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from millstream.client._sync import Client
+    from millstream.client.sync.client import Client
 
 STAGE_PATH: Final = "/v1/stage/"
 COMMIT_PATH: Final = "/v1/commit"

@@ -1,6 +1,6 @@
 """The client's operations, written once: generators that ask for I/O instead of doing it.
 
-Where it sits: `_sync.py` and `_async.py` run these generators; they perform each effect with their
+Where it sits: `sync/client.py` and `aio/client.py` run these generators; they perform each effect with their
 own sockets and sleeps and send the result back in. So retries, paging and error mapping exist
 once, and the two shells stay thin.
 
@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from millstream import errors
-from millstream.client import _wire as wire
-from millstream.client._http import Request, Response, TransportFailure
-from millstream.client._problem import error_from_response
+from millstream.client import wire
+from millstream.client.http import Request, Response, TransportFailure
+from millstream.client.problem import error_from_response
 from millstream.types import Batch, StreamInfo, is_json_type
 
 if TYPE_CHECKING:
-    from millstream.client._retry import Retry
+    from millstream.client.retry import Retry
 
 T = TypeVar("T")
 LIST_PAGE_LIMIT: Final = 1000
