@@ -99,13 +99,15 @@ lint: $(BUILT) ## Formatting, types, clippy, import layers, house rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/tidy.py
+	$(BIN)/python tools/unasync.py --check
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets $(LOCKED) -- -D warnings
 	cd bench/loadgen && cargo fmt --check && cargo clippy --quiet --all-targets --locked -- -D warnings
 
-fmt: $(SYNCED) ## Format Python and Rust
+fmt: $(SYNCED) ## Format Python and Rust, and make the blocking client from the async one
 	$(BIN)/ruff check --quiet --fix-only .
 	$(BIN)/ruff format --quiet .
+	$(BIN)/python tools/unasync.py
 	cargo fmt --all
 	cd bench/loadgen && cargo fmt
 

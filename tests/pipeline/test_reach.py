@@ -11,7 +11,7 @@ import pytest
 
 import millstream
 from millstream.client.http import TransportFailure
-from millstream.client.reach import _reached, reach
+from millstream.client.reach import reach, reach_steps
 from millstream.client.steps import Call, Sleep
 from millstream.errors import ConnectionFailed, RequestTimeout
 from support.server import Server
@@ -54,7 +54,7 @@ def test_where_nobody_listens_it_ends_when_the_patience_does(listener: socket.so
 def test_a_pause_that_lasts_too_long_leaves_time_for_an_attempt() -> None:
     """On a busy machine a sleep ends late, here behind the end of the patience."""
     with millstream.connect("http://127.0.0.1:9") as client:
-        steps = _reached(client._operations, 0.2)
+        steps = reach_steps(client._operations, 0.2)
         next(steps)
         pause = steps.throw(TransportFailure("refused", sent=False))
         assert isinstance(pause, Sleep)
@@ -75,7 +75,7 @@ def test_silence_ends_when_the_patience_does(listener: socket.socket) -> None:
         assert time.monotonic() - began < DEADLINE_S / 3
 
 
-def test_a_server_that_comes_up_late_is_reached(listener: socket.socket) -> None:
+def test_a_server_that_comes_up_late_isreach_steps(listener: socket.socket) -> None:
     """The first connections break, as at a server that is just starting."""
     seen = []
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from millstream.client import wire
 from millstream.client.http import Request
-from millstream.client.sync.client import run
-from millstream.errors import ProtocolError
 
 if TYPE_CHECKING:
     from millstream.client.sync.client import Client
@@ -27,11 +26,5 @@ def control_call(
         (("Content-Type", "application/json"),) if document is not None else (),
         b"" if document is None else json.dumps(document).encode(),
     )
-    response = run(operations.call(request, "", safe=method != "POST"), client._pool)
-    try:
-        answer = json.loads(response.body)
-    except ValueError as error:
-        raise ProtocolError(f"{path} was answered by something that is not JSON") from error
-    if not isinstance(answer, dict):
-        raise ProtocolError(f"{path} was answered by something that is not a JSON object")
-    return answer
+    response = client.run(operations.call(request, "", safe=method != "POST"))
+    return wire.json_object(response.body, path)

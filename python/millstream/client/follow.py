@@ -22,7 +22,8 @@ import binascii
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 from millstream import errors
 from millstream.client import wire
@@ -32,9 +33,8 @@ from millstream.client.sse import Event, EventParser, EventTooLarge
 from millstream.client.steps import Call, Emit, Hangup, Open, Operations, Receive, Sleep, Steps
 from millstream.types import Batch, Gap, GapPolicy, LiveMode, Record, is_text_type
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+OnReconnect: TypeAlias = Callable[[errors.MillstreamError, float], object]
+OnResume: TypeAlias = Callable[[], object]
 LIVE_SILENCE_SECONDS: Final = 90.0
 """A live response that is silent for longer is taken for dead; servers send at least each 30 s."""
 SHORT_CONNECTION_SECONDS: Final = 1.0
@@ -70,7 +70,7 @@ class Reader:
             feature = "reading by `tail`" if self.start.tail is not None else "`since`"
             raise self.operations.not_extended(feature)
         page = wire.page_of(response, self.offset or self.start.offset)
-        body = b"" if response.status == 204 else response.body
+        body = b"" if response.status == 204 else bytes(response.body)
         if response.status != 204 or not self.content_type:
             self.content_type = page.content_type
         records: tuple[Record, ...] = ()
@@ -141,8 +141,8 @@ class Follow(Reader):
         gaps: GapPolicy,
         *,
         mode: LiveMode,
-        on_reconnect: Callable[[errors.MillstreamError, float], object] | None,
-        on_resume: Callable[[], object] | None,
+        on_reconnect: OnReconnect | None,
+        on_resume: OnResume | None,
     ) -> None:
         super().__init__(operations, path, start, gaps)
         self.mode = mode

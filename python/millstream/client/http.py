@@ -21,6 +21,8 @@ from millstream.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+CONNECT_SECONDS_MAX: Final = 5.0
+RECEIVE_BYTES: Final = 256 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
 CHUNK_LINE_BYTES_MAX: Final = 4 * 1024
 
@@ -42,6 +44,13 @@ class MalformedResponse(Exception):  # noqa: N818 - as above
 
 class Truncated(Exception):  # noqa: N818 - as above
     """The connection ended inside a response."""
+
+
+def failure_reason(error: OSError) -> str:
+    """What the system says went wrong, as the end of a sentence; TLS names itself."""
+    reason = (error.strerror or str(error) or type(error).__name__).lower()
+    # By its name: `ssl` is not loaded for servers without TLS.
+    return f"TLS: {reason}" if type(error).__module__ == "ssl" else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class Response:
     status: int
     headers: Mapping[str, str]
     """Names in lower case."""
-    body: bytes = b""
+    body: bytes | bytearray = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,28 @@
-"""`/v1/tails` and `/v1/read`: where streams end, and ranges of many streams as Arrow.
+"""`/v1/tails` and `/v1/read` without I/O: where streams end, and ranges of many streams as Arrow.
 
-Where it sits: beside `sync/client.py`, on its connections; used by the Spark connector. Arrow bytes are
-handed out as they came: this module knows nothing of their form.
+Where it sits: run by `aio/reads.py` and `sync/reads.py`; the data are what `read_arrow` and the Spark connector work with.
+Arrow bytes are handed out as they came: this module knows nothing of their form.
 
 Invariants:
-- I-PRD-1  Both calls change nothing, so they are repeated: until they are answered, refused for good, or
-           `patience_seconds` have passed since the first failure.
-- I-PRD-2  A window is received into one buffer of its size: its bytes are copied once.
-- I-PRD-3  An answer that is not what the contract says is `ProtocolError`, never a guess.
+- I-PRR-1  Both calls change nothing, so they are repeated: until they are answered, refused for good, or
+           the patience is over.
+- I-PRR-2  A window is received into one buffer of its size.
+- I-PRR-3  An answer that is not what the contract says is `ProtocolError`, never a guess.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from millstream import errors
-from millstream.client.http import Head, Request, Response, TransportFailure
-from millstream.client.problem import error_from_response
-from millstream.client.steps import may_repeat
+from millstream.client import wire
+from millstream.client.http import Request, Response
 
 if TYPE_CHECKING:
-    from millstream.client.sync.client import Client
-    from millstream.client.sync.transport import Allocate, Connection
+    from millstream.client.steps import Allocate, Operations, Policy, Steps
 
 T = TypeVar("T")
 Bytes: TypeAlias = bytes | bytearray
@@ -34,7 +30,6 @@ TAILS_PATH: Final = "/v1/tails"
 READ_PATH: Final = "/v1/read"
 WAIT_MS_MAX: Final = 60_000
 WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
-ANSWER_BYTES_MAX: Final = 1024 * 1024 * 1024
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
 
 
@@ -126,133 +121,76 @@ class Window:
     next: Next | None
 
 
-class PipelineReads:
-    """The reading calls of the pipeline over one client. `cancel` ends waits from another thread."""
+def tails_steps(
+    operations: Operations,
+    policy: Policy,
+    *,
+    streams: Sequence[str | Mapping[str, Any]] | None,
+    pattern: str | None,
+    cursor: str | None,
+    wait_ms: int,
+) -> Steps[Tails]:
+    """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it."""
+    body: dict[str, Any] = (
+        {"pattern": pattern} if pattern is not None else {"streams": streams or []}
+    )
+    if cursor is not None:
+        body["cursor"] = cursor
+        body["wait_ms"] = min(wait_ms, WAIT_MS_MAX)
+    response = yield from _asked(operations, policy, TAILS_PATH, body, extra_seconds=wait_ms / 1000)
+    return parse_tails(wire.json_object(response.body, TAILS_PATH))
 
-    def __init__(self, client: Client, patience_seconds: float) -> None:
-        self._client = client
-        self._patience_seconds = patience_seconds
-        self._cancelled = threading.Event()
-        self._busy: Connection | None = None
 
-    def tails(
-        self,
-        *,
-        streams: Sequence[str | Mapping[str, Any]] | None = None,
-        pattern: str | None = None,
-        cursor: str | None = None,
-        wait_ms: int = 0,
-    ) -> Tails:
-        """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it."""
-        body: dict[str, Any] = (
-            {"pattern": pattern} if pattern is not None else {"streams": streams or []}
+def window_steps(
+    operations: Operations,
+    policy: Policy,
+    ranges: Sequence[Mapping[str, Any]],
+    *,
+    columns: Sequence[str],
+    key_path: str | None,
+    max_bytes: int,
+    allocate: Allocate,
+) -> Steps[Window]:
+    """One window of the ranges, in order; `allocate` makes the buffer that it is received into."""
+    body: dict[str, Any] = {
+        "ranges": list(ranges),
+        "columns": list(columns),
+        "max_bytes": min(max_bytes, WINDOW_BYTES_MAX),
+    }
+    if key_path:
+        body["key_path"] = key_path
+    response = yield from _asked(operations, policy, READ_PATH, body, allocate=allocate)
+    return Window(
+        data=response.body,
+        gaps=parse_gaps(response.headers.get("millstream-gaps")),
+        next=parse_next(response.headers.get("millstream-next")),
+    )
+
+
+def _asked(
+    operations: Operations,
+    policy: Policy,
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    extra_seconds: float = 0.0,
+    allocate: Allocate | None = None,
+) -> Steps[Response]:
+    data = json.dumps(body, separators=(",", ":")).encode()
+    request = Request("POST", operations.endpoint.prefix + path, JSON_HEADERS, data)
+    try:
+        return (
+            yield from operations.repeat(
+                request, "", policy, extra_seconds=extra_seconds, allocate=allocate
+            )
         )
-        if cursor is not None:
-            body["cursor"] = cursor
-            body["wait_ms"] = min(wait_ms, WAIT_MS_MAX)
-        _, answer = self._call(TAILS_PATH, body, wait_ms / 1000)
-        return parse_tails(json_body(answer))
-
-    def read(
-        self,
-        ranges: Sequence[Mapping[str, Any]],
-        *,
-        columns: Sequence[str],
-        key_path: str | None = None,
-        max_bytes: int,
-        allocate: Allocate = bytearray,
-    ) -> Window:
-        """One window of the ranges, in order; `allocate` makes the buffer that it is received into."""
-        body: dict[str, Any] = {
-            "ranges": list(ranges),
-            "columns": list(columns),
-            "max_bytes": min(max_bytes, WINDOW_BYTES_MAX),
-        }
-        if key_path:
-            body["key_path"] = key_path
-        headers, answer = self._call(READ_PATH, body, 0.0, allocate)
-        return Window(
-            data=answer,
-            gaps=parse_gaps(headers.get("millstream-gaps")),
-            next=parse_next(headers.get("millstream-next")),
-        )
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-        connection = self._busy
-        if connection is not None:
-            connection.interrupt()
-
-    # ------------------------------------------------------------------ one request
-
-    def _call(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        extra_seconds: float,
-        allocate: Allocate = bytearray,
-    ) -> tuple[Mapping[str, str], Bytes]:
-        operations = self._client._operations
-        data = json.dumps(body, separators=(",", ":")).encode()
-        request = Request("POST", operations.endpoint.prefix + path, JSON_HEADERS, data)
-        timeout_seconds = operations.timeout_seconds + extra_seconds
-        attempt = 0
-        failing_since: float | None = None
-        while True:
-            attempt += 1
-            began = time.monotonic()
-            try:
-                head, answer = self._exchange(request, timeout_seconds, allocate)
-            except TransportFailure as failure:
-                error: errors.MillstreamError = operations.failure_error(
-                    failure, may_be_applied=False
-                )
-            else:
-                if head.status == 200:
-                    return head.headers, answer
-                refusal = Response(head.status, head.headers, bytes(answer))
-                error = error_from_response(request, refusal, "")
-                if error.code == "not_found":
-                    raise operations.not_extended(f"`{path}`")
-                if not may_repeat(error, safe=True):
-                    raise error
-            if self._cancelled.is_set():
-                raise errors.ClientClosed("the read was stopped")
-            failing_since = began if failing_since is None else failing_since
-            after = error.retry_after_seconds if isinstance(error, errors.ServerError) else None
-            wait = operations.retry.wait_seconds(attempt, after)
-            if time.monotonic() + wait - failing_since > self._patience_seconds:
-                raise error
-            if self._cancelled.wait(wait):
-                raise errors.ClientClosed("the read was stopped")
-
-    def _exchange(
-        self, request: Request, timeout_seconds: float, allocate: Allocate
-    ) -> tuple[Head, Bytes]:
-        pool = self._client._pool
-        connection = self._busy = pool.acquire(timeout_seconds)
-        keep = False
-        try:
-            head = connection.start(request, pool.common, timeout_seconds)
-            body = connection.read_body_once(timeout_seconds, ANSWER_BYTES_MAX, allocate)
-            keep = head.keep
-            return head, body
-        finally:
-            self._busy = None
-            pool.release(connection, keep=keep)
+    except errors.ServerError as error:
+        if error.code == "not_found":
+            raise operations.not_extended(f"`{path}`") from None
+        raise
 
 
 # ---------------------------------------------------------------------------- answers
-
-
-def json_body(data: Bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise errors.ProtocolError(f"the server's answer is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise errors.ProtocolError("the server's answer is not a JSON object")
-    return document
 
 
 def parsed(what: str, function: Callable[[], T]) -> T:

@@ -14,17 +14,14 @@ Invariants:
 from __future__ import annotations
 
 import json
-import time
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from millstream import errors
 from millstream.client import wire
-from millstream.client.http import Request, Response, TransportFailure
-from millstream.client.problem import error_from_response
-from millstream.client.steps import Call, Operations, Sleep, Steps, may_repeat
-from millstream.client.sync.client import run
+from millstream.client.http import Request, Response
+from millstream.client.steps import Policy, may_repeat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,8 +86,8 @@ def stage(
         ),
         body,
     )
-    steps = _answered(operations, request, stream or "", patience_seconds)
-    document = _document(run(steps, client._pool), STAGE_PATH)
+    response = _answered(client, request, stream or "", patience_seconds)
+    document = wire.json_object(response.body, STAGE_PATH)
     try:
         return Stage(
             ref=StageRef(stage_id, str(document["checksum"])),
@@ -109,7 +106,7 @@ def unstage(client: Client, stage_id: str) -> Literal["deleted", "gone", "commit
     operations = client._operations
     request = Request("DELETE", operations.endpoint.prefix + STAGE_PATH + stage_id)
     try:
-        run(_answered(operations, request, "", UNSTAGE_PATIENCE_SECONDS), client._pool)
+        _answered(client, request, "", UNSTAGE_PATIENCE_SECONDS)
     except errors.ServerError as error:
         if error.code == "stage_gone":
             return "gone"
@@ -159,8 +156,8 @@ def commit(
         (("Content-Type", "application/json"),),
         json.dumps(document, separators=(",", ":")).encode(),
     )
-    steps = _answered(operations, request, "", patience_seconds)
-    answer = _document(run(steps, client._pool), COMMIT_PATH)
+    response = _answered(client, request, "", patience_seconds)
+    answer = wire.json_object(response.body, COMMIT_PATH)
     try:
         if answer["duplicate"] is True:
             return Committed(duplicate=True, rows=0)
@@ -186,7 +183,7 @@ def create_stream(
     path = wire.check_path(path)
     options = wire.CreateOptions(content_type=content_type, durability=durability)
     request = wire.create_request(operations.endpoint, path, options)
-    response = run(_answered(operations, request, path, patience_seconds), client._pool)
+    response = _answered(client, request, path, patience_seconds)
     return response.status == 201
 
 
@@ -195,7 +192,7 @@ def content_type_of(
 ) -> str:
     operations = client._operations
     request = Request("HEAD", wire.stream_target(operations.endpoint, wire.check_path(path)))
-    response = run(_answered(operations, request, path, patience_seconds), client._pool)
+    response = _answered(client, request, path, patience_seconds)
     return wire.info_from_head(path, response).content_type
 
 
@@ -212,35 +209,14 @@ def append_numbered(
     operations = client._operations
     options = wire.AppendOptions(producer=producer)
     request = wire.append_request(operations.endpoint, path, content_type, body, options)
-    response = run(_answered(operations, request, path, patience_seconds), client._pool)
+    response = _answered(client, request, path, patience_seconds)
     return response.status != 204
 
 
-def _answered(
-    operations: Operations, request: Request, path: str, patience_seconds: float
-) -> Steps[Response]:
+def _answered(client: Client, request: Request, path: str, patience_seconds: float) -> Response:
     """One request, repeated until it is answered (I-PWR-1, I-PWR-2)."""
-    until = time.monotonic() + patience_seconds
-    attempt = 0
-    while True:
-        attempt += 1
-        wait_seconds: float | None = None
-        try:
-            response: Response = yield Call(request, operations.timeout_seconds)
-        except TransportFailure as failure:
-            error = operations.failure_error(failure, may_be_applied=False)
-        else:
-            if response.status < 300:
-                return response
-            error = error_from_response(request, response, path)
-            if not _unanswered(error):
-                raise error
-            if isinstance(error, errors.ServerError):
-                wait_seconds = error.retry_after_seconds
-        pause = operations.retry.wait_seconds(attempt, wait_seconds)
-        if time.monotonic() + pause > until:
-            raise error
-        yield Sleep(pause)
+    policy = Policy(patience_seconds=patience_seconds, again=_unanswered)
+    return client.run(client._operations.repeat(request, path, policy))
 
 
 def _unanswered(error: errors.MillstreamError) -> bool:
@@ -250,13 +226,3 @@ def _unanswered(error: errors.MillstreamError) -> bool:
     if isinstance(error, errors.OutcomeUnknown) or error.code == "checksum_mismatch":
         return True
     return may_repeat(error, safe=True)
-
-
-def _document(response: Response, path: str) -> dict[str, Any]:
-    try:
-        answer = json.loads(response.body)
-    except (ValueError, RecursionError) as error:
-        raise errors.ProtocolError(f"{path} was answered by something that is not JSON") from error
-    if not isinstance(answer, dict):
-        raise errors.ProtocolError(f"{path} was answered by something that is not a JSON object")
-    return answer

@@ -1,7 +1,7 @@
 """The idempotent producer without I/O: batching, sequence numbers, what to send, what to repeat.
 
-Where it sits: `sync/producer.py` and `aio/producer.py` own a connection and a worker; they ask
-`take` what to send and report each response or break to this core.
+Where it sits: the producers of `aio/` and `sync/` own a connection and a worker; they ask `take`
+what to send and report each response or break to this core.
 
     append ─> open batch ─seal─> queue ─take─> in flight (pipelined) ─200─> acknowledged
                                    ^                 │
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -33,8 +34,11 @@ from millstream.client.problem import error_from_response, retry_after_seconds
 from millstream.types import is_json_type
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from millstream.client.http import Request, Response, TransportFailure
     from millstream.client.retry import Retry
+    from millstream.client.steps import Operations
 
 EPOCH_CLAIMS_MAX: Final = 3
 GAP_ANSWERS_MAX: Final = 3
@@ -332,6 +336,31 @@ class ProducerCore:
     def fail(self, error: errors.MillstreamError) -> None:
         if self.error is None:
             self.error = error
+
+
+def make_core(
+    operations: Operations,
+    path: str,
+    content_type: str,
+    producer_id: str | None,
+    epoch: int | None,
+    options: Mapping[str, Any],
+) -> ProducerCore:
+    """The core of a new session; without an epoch of the caller's own it claims one."""
+    try:
+        chosen = ProducerOptions(**options)
+    except TypeError as error:
+        raise errors.InvalidArgument(f"unknown producer option: {error}") from None
+    return ProducerCore(
+        endpoint=operations.endpoint,
+        path=path,
+        content_type=content_type,
+        producer_id=f"python-{uuid.uuid4().hex}" if producer_id is None else producer_id,
+        epoch=choose_epoch() if epoch is None else epoch,
+        claim=epoch is None,
+        options=chosen,
+        retry=operations.retry,
+    )
 
 
 def _is_internal(error: errors.MillstreamError) -> bool:

@@ -1,6 +1,6 @@
 """The client's operations, written once: generators that ask for I/O instead of doing it.
 
-Where it sits: `sync/client.py` and `aio/client.py` run these generators; they perform each effect with their
+Where it sits: the shells in `aio/` and `sync/` run these generators; they perform each effect with their
 own sockets and sleeps and send the result back in. So retries, paging and error mapping exist
 once, and the two shells stay thin.
 
@@ -8,12 +8,15 @@ Invariants:
 - I-STEP-1  A request is repeated only if that cannot apply it twice: it is safe by nature (reads,
             create, delete, close), or it provably never arrived, or the server says it refused it.
 - I-STEP-2  A request whose fate is unknown ends in `OutcomeUnknown`, never in silence.
-- I-STEP-3  A feature beyond the protocol is used only after the server showed that it knows it.
+- I-STEP-3  Every request that is repeated is repeated by `Operations.repeat`; a `Policy` says how long.
+- I-STEP-4  A feature beyond the protocol is used only after the server showed that it knows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -27,7 +30,14 @@ if TYPE_CHECKING:
     from millstream.client.retry import Retry
 
 T = TypeVar("T")
+Allocate: TypeAlias = Callable[[int], bytearray]
+"""Makes a buffer of so many bytes: a bytearray, or what else can be written to like one."""
 LIST_PAGE_LIMIT: Final = 1000
+ATTEMPT_SECONDS_MIN: Final = 0.1
+
+
+class Cancelled(Exception):  # noqa: N818 - it reports no error
+    """The performer was told to stop; not an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,8 @@ class Call:
 
     request: Request
     timeout_seconds: float
+    allocate: Allocate | None = None
+    """Makes the buffer that the body of a 200 is received into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,25 @@ Effect: TypeAlias = Call | Open | Receive | Hangup | Sleep | Emit
 Steps: TypeAlias = Generator[Effect, Any, T]
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When a request is sent again. It ends with the attempts or the patience, whichever is first."""
+
+    safe: bool = True
+    """It may be sent again although an earlier try may have been applied."""
+    attempts: float = math.inf
+    patience_seconds: float = math.inf
+    pause_seconds_max: float = math.inf
+    within_patience: bool = False
+    """An attempt does not outlast the patience (by `ATTEMPT_SECONDS_MIN` at most)."""
+    any_answer: bool = False
+    """Every answer is success, also a refusal."""
+    done_if_lost: tuple[int, ...] = ()
+    """Statuses that mean success if an earlier try was lost on the way (a repeated DELETE finds nothing)."""
+    again: Callable[[errors.MillstreamError], bool] | None = None
+    """Which refusals are asked again; None: those of `may_repeat`."""
+
+
 class Operations:
     """What a client can do with one server; holds no connection."""
 
@@ -87,29 +118,57 @@ class Operations:
     # ------------------------------------------------------------------ one request
 
     def call(
-        self, request: Request, path: str, *, safe: bool, done_if_lost: Sequence[int] = ()
+        self, request: Request, path: str, *, safe: bool, done_if_lost: tuple[int, ...] = ()
     ) -> Steps[Response]:
-        """One request with retries. `done_if_lost`: statuses that mean success if an earlier try
-        was lost on the way (a repeated DELETE finds nothing)."""
+        """One request, repeated as the client was told to."""
+        policy = Policy(safe=safe, attempts=self.retry.attempts, done_if_lost=done_if_lost)
+        return self.repeat(request, path, policy)
+
+    def repeat(
+        self,
+        request: Request,
+        path: str,
+        policy: Policy,
+        *,
+        extra_seconds: float = 0.0,
+        allocate: Allocate | None = None,
+    ) -> Steps[Response]:
+        """One request until it is answered. `extra_seconds`: how long the server was asked to wait."""
+        until = time.monotonic() + policy.patience_seconds
         attempt = 0
         lost = False
         while True:
             attempt += 1
+            timeout_seconds = self.timeout_seconds + extra_seconds
+            if policy.within_patience:
+                # A pause may have lasted longer than was asked for, on a busy machine beyond the end.
+                left = max(ATTEMPT_SECONDS_MIN, until - time.monotonic())
+                timeout_seconds = min(timeout_seconds, left)
+            error: errors.MillstreamError
+            cause: TransportFailure | None = None
             try:
-                response: Response = yield Call(request, self.timeout_seconds)
+                response: Response = yield Call(request, timeout_seconds, allocate)
             except TransportFailure as failure:
+                cause = failure
                 lost = lost or failure.sent
-                if attempt >= self.retry.attempts or (failure.sent and not safe):
-                    raise self.failure_error(failure, may_be_applied=lost and not safe) from failure
-                yield Sleep(self.retry.wait_seconds(attempt))
-                continue
-            if response.status < 300 or (lost and response.status in done_if_lost):
-                self.learn(response)
-                return response
-            error = error_from_response(request, response, path)
-            if attempt >= self.retry.attempts or not may_repeat(error, safe=safe):
-                raise error
-            yield Sleep(self.retry.wait_seconds(attempt, _retry_after(error)))
+                again = policy.safe or not failure.sent
+                error = self.failure_error(failure, may_be_applied=lost and not policy.safe)
+            else:
+                done = response.status < 300 or (lost and response.status in policy.done_if_lost)
+                if done or policy.any_answer:
+                    self.learn(response)
+                    return response
+                error = error_from_response(request, response, path)
+                again = (
+                    may_repeat(error, safe=policy.safe)
+                    if policy.again is None
+                    else policy.again(error)
+                )
+            pause = self.retry.wait_seconds(attempt, _retry_after(error))
+            pause = min(pause, policy.pause_seconds_max)
+            if not again or attempt >= policy.attempts or time.monotonic() + pause > until:
+                raise error from cause
+            yield Sleep(pause)
 
     def learn(self, response: Response) -> None:
         if "stream-incarnation" in response.headers:

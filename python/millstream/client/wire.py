@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from millstream.client.http import Request, Response
 from millstream.errors import InvalidArgument, ProtocolError
+from millstream.settings import DEFAULT_URL
 from millstream.types import Gap, Record, StreamInfo, is_json_type
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.tls else 80
         return host if self.port == default else f"{host}:{self.port}"
+
+
+def default_url() -> str:
+    return os.environ.get("MILLSTREAM_URL") or DEFAULT_URL
 
 
 def parse_url(url: str) -> Endpoint:
@@ -299,6 +305,17 @@ def _skip_space(text: str, position: int) -> int:
 
 
 # ---------------------------------------------------------------------------- responses
+
+
+def json_object(body: bytes | bytearray, where: str) -> dict[str, Any]:
+    """An answer that must be a JSON object; `where` names the question."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{where} was answered by something that is not JSON") from error
+    if not isinstance(document, dict):
+        raise ProtocolError(f"{where} was answered by something that is not a JSON object")
+    return document
 
 
 @dataclass(frozen=True, slots=True)

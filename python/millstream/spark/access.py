@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from millstream.client.reach import reach
-from millstream.client.sync.client import Client, default_url
-from millstream.client.wire import parse_url
+from millstream.client.sync.client import Client
+from millstream.client.wire import default_url, parse_url
 from millstream.errors import ConnectionFailed, InvalidArgument, OptionInvalid
 
 if TYPE_CHECKING:

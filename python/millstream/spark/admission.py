@@ -21,7 +21,8 @@ from millstream.spark.places import look_up
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millstream.client.pipeline_read import FoundPlace, PipelineReads, StreamTail
+    from millstream.client.pipeline_read import FoundPlace, StreamTail
+    from millstream.client.sync.reads import PipelineReads
 
 
 @dataclass(frozen=True, slots=True)

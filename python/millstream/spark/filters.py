@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource as ds
 
-from millstream.client.pipeline_read import PipelineReads
+from millstream.client.sync.reads import PipelineReads
 from millstream.spark.errors import clear
 from millstream.spark.places import look_up
 from millstream.spark.plan import Place, Range

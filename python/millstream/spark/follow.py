@@ -18,7 +18,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from millstream.client.pipeline_read import PipelineReads, StreamTail, Tails
+from millstream.client.pipeline_read import StreamTail, Tails
+from millstream.client.sync.reads import PipelineReads
 from millstream.errors import ClientClosed, MillstreamError
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from millstream.spark.places import fates, look_up
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millstream.client.pipeline_read import PipelineReads, StreamTail
+    from millstream.client.pipeline_read import StreamTail
+    from millstream.client.sync.reads import PipelineReads
     from millstream.spark.follow import TailState
     from millstream.spark.loss import Losses
     from millstream.spark.offsets import Offset

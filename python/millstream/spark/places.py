@@ -21,13 +21,8 @@ from millstream.spark.offsets import Bound, Position
 from millstream.spark.plan import Place
 
 if TYPE_CHECKING:
-    from millstream.client.pipeline_read import (
-        FoundPlace,
-        PipelineReads,
-        StreamEnd,
-        StreamTail,
-        Tails,
-    )
+    from millstream.client.pipeline_read import FoundPlace, StreamEnd, StreamTail, Tails
+    from millstream.client.sync.reads import PipelineReads
     from millstream.spark.loss import Losses
     from millstream.spark.options import Options
 

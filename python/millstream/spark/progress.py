@@ -150,7 +150,7 @@ def _time_for(records: int, document: Mapping[str, Any]) -> float | None:
 
 def _oldest_age(client: Client, unread: Mapping[str, int]) -> float | None:
     """Seconds since the oldest of the first unread records was accepted, by the server's clock."""
-    from millstream.client.pipeline_read import PipelineReads
+    from millstream.client.sync.reads import PipelineReads
 
     asked = [{"name": name, "at": [{"number": number}]} for name, number in unread.items()]
     answer = PipelineReads(client, PATIENCE_SECONDS).tails(streams=asked)

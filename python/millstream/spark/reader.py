@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from millstream.client.pipeline_read import Next, PipelineReads, Window
+from millstream.client.pipeline_read import Next, Window
+from millstream.client.sync.reads import PipelineReads
 from millstream.errors import ProtocolError, ServerError
 from millstream.spark import plan
 from millstream.spark.columns import Layout, Shaper

@@ -34,7 +34,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from millstream.client.pipeline_read import PipelineReads, StreamTail
+from millstream.client.pipeline_read import StreamTail
+from millstream.client.sync.reads import PipelineReads
 from millstream.spark import offsets
 from millstream.spark.admission import Limits, admit
 from millstream.spark.errors import clear, clear_iteration

@@ -1,8 +1,8 @@
-"""The asyncio client: `AsyncClient`, `AsyncStream` and the iterators they return.
+"""The clients, `AsyncClient` and `AsyncStream`, and the iterators they return.
 
 Where it sits: made by `millstream.aio.connect`. A thin shell: what happens is in `steps.py` and
-`follow.py`; this file performs their effects with asyncio and gives them a face.
-Invariant I-ASY-1: no rule of the protocol is written here; each method is the twin of `sync/client.py`'s.
+`follow.py`; this file performs their effects and gives them a face.
+Invariant I-SHL-1: no rule of the protocol is written here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from millstream.client import wire
 from millstream.client.aio.producer import AsyncProducer
 from millstream.client.aio.transport import AsyncPerformer, AsyncPool
-from millstream.client.follow import Follow, Reader, read_steps
+from millstream.client.follow import Follow, OnReconnect, OnResume, Reader, read_steps
 from millstream.client.http import TransportFailure
+from millstream.client.producer import make_core
 from millstream.client.retry import Retry
-from millstream.client.steps import Emit, Operations, Steps
-from millstream.client.sync.client import OnReconnect, OnResume, default_url, make_core
+from millstream.client.steps import Cancelled, Emit, Operations, Steps
 from millstream.types import Batch, Durability, GapPolicy, LiveMode, Record, StreamInfo
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def connect(
 
 
 class AsyncClient:
-    """A server, for one event loop; connections are kept and shared."""
+    """A server. Connections are kept and shared: by threads, or by the tasks of one event loop."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class AsyncClient:
     ) -> None:
         self._headers = dict(headers or {})
         self._operations = Operations(
-            wire.parse_url(url or default_url()), retry or Retry(), timeout_seconds
+            wire.parse_url(url or wire.default_url()), retry or Retry(), timeout_seconds
         )
-        self._pool = AsyncPool(self._operations.endpoint, self._headers)
+        self._pool = AsyncPool(self._operations.endpoint, self._headers, None)
 
     @property
     def url(self) -> str:
@@ -98,7 +98,7 @@ class AsyncClient:
             fork_offset=fork_offset,
             fork_sub_offset=fork_sub_offset,
         )
-        info, created = await run(self._operations.create(path, options, data), self._pool)
+        info, created = await self.run(self._operations.create(path, options, data))
         stream = AsyncStream(self, path, info.content_type)
         stream.created = created
         return stream
@@ -111,6 +111,10 @@ class AsyncClient:
         async for value in iterate(steps, AsyncPerformer(self._pool)):
             assert isinstance(value, StreamInfo)
             yield value
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Perform an operation; for what stands beside the client."""
+        return await run(steps, AsyncPerformer(self._pool))
 
     async def close(self) -> None:
         """Close the connections. The server's streams are not touched."""
@@ -127,8 +131,19 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
+    def __reduce__(self) -> tuple[Callable[..., AsyncClient], tuple[Any, ...]]:
+        """Clients travel to other processes as their configuration, without connections."""
+        operations = self._operations
+        return _rebuild, (self.url, self._headers, operations.timeout_seconds, operations.retry)
+
     def __repr__(self) -> str:
         return f"<millstream.AsyncClient {self.url}>"
+
+
+def _rebuild(
+    url: str, headers: dict[str, str], timeout_seconds: float, retry: Retry
+) -> AsyncClient:
+    return AsyncClient(url, headers=headers, timeout_seconds=timeout_seconds, retry=retry)
 
 
 class AsyncStream:
@@ -141,14 +156,15 @@ class AsyncStream:
         """After `client.create`: True if that call made the stream, False if it existed."""
         self._content_type = content_type
 
+    @property
     async def content_type(self) -> str:
         """The stream's type; asked from the server once if it is not known yet."""
         if not self._content_type:
-            self._content_type = (await self.info()).content_type
-        return self._content_type
+            await self.info()
+        return self._content_type or ""
 
     async def info(self) -> StreamInfo:
-        info = await self._run(self._operations.info(self.path))
+        info = await self.client.run(self._operations.info(self.path))
         self._content_type = info.content_type
         return info
 
@@ -168,8 +184,9 @@ class AsyncStream:
         is unknown (`OutcomeUnknown`); use a producer for that.
         """
         options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
-        return await self._run(
-            self._operations.append(self.path, await self.content_type(), value, options)
+        content_type = await self.content_type
+        return await self.client.run(
+            self._operations.append(self.path, content_type, value, options)
         )
 
     async def append_many(
@@ -182,8 +199,9 @@ class AsyncStream:
     ) -> str:
         """Append several records. JSON streams take them all or none; byte streams one by one."""
         options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
-        return await self._run(
-            self._operations.append_many(self.path, await self.content_type(), values, options)
+        content_type = await self.content_type
+        return await self.client.run(
+            self._operations.append_many(self.path, content_type, values, options)
         )
 
     def producer(
@@ -199,9 +217,7 @@ class AsyncStream:
         core = make_core(
             self._operations, self.path, self._content_type or "", producer_id, epoch, options
         )
-        return AsyncProducer(
-            core, self.client._headers, self._operations.timeout_seconds, self.content_type
-        )
+        return AsyncProducer(core, self, self.client._pool, self._operations.timeout_seconds)
 
     async def read(
         self,
@@ -250,8 +266,8 @@ class AsyncStream:
 
         Ends when the stream is closed and read to its end. Resumes by itself when the connection
         breaks (`on_reconnect(error, wait_seconds)` and `on_resume()` are told). `gaps` as for `read`.
-        Use `async with` or call
-        `aclose()` to let go of the connection after leaving the loop early.
+        Use `async with`, or call `aclose()`, to let go of the connection after leaving the loop
+        early; `aclose()` also ends an iteration that waits elsewhere.
         """
         follow = self._follow(wire.Start(offset, since, tail), gaps, mode, on_reconnect, on_resume)
         return AsyncFollower(follow, AsyncPerformer(self.client._pool), _records)
@@ -273,7 +289,7 @@ class AsyncStream:
 
     async def close(self) -> str:
         """Close the stream for ever: readers see its end, nobody can append. Returns the tail."""
-        return await self._run(self._operations.close(self.path))
+        return await self.client.run(self._operations.close(self.path))
 
     async def set_durability(self, durability: Durability | str) -> StreamInfo:
         """Give the stream another durability class; returns what the server says about it then.
@@ -281,10 +297,10 @@ class AsyncStream:
         What was written keeps at least the promise it was written under. A stronger class holds for
         the old records too, as soon as this returns.
         """
-        return await self._run(self._operations.set_durability(self.path, durability))
+        return await self.client.run(self._operations.set_durability(self.path, durability))
 
     async def delete(self) -> None:
-        await self._run(self._operations.delete(self.path))
+        await self.client.run(self._operations.delete(self.path))
 
     def _follow(
         self,
@@ -308,9 +324,6 @@ class AsyncStream:
     def _operations(self) -> Operations:
         return self.client._operations
 
-    async def _run(self, steps: Steps[T]) -> T:
-        return await run(steps, self.client._pool)
-
     def __repr__(self) -> str:
         return f"<millstream.AsyncStream {self.path} at {self.client.url}>"
 
@@ -319,34 +332,36 @@ V = TypeVar("V", Record, Batch)
 
 
 class AsyncFollower(Generic[V]):
-    """An endless async iterator over a stream."""
+    """An endless iterator over a stream. `offset` is the position after what was delivered."""
 
     def __init__(
         self, follow: Follow, performer: AsyncPerformer, spread: Callable[[Batch], Iterable[V]]
     ) -> None:
         self._follow = follow
-        self._values: AsyncGenerator[V, None] = self._iterate(performer, spread)
+        self._performer = performer
+        self._values: AsyncIterator[V] = self._iterate(spread)
 
     @property
     def offset(self) -> str | None:
         """Where to resume after the batch that is being delivered; None before the first answer."""
         return self._follow.offset
 
-    async def _iterate(
-        self, performer: AsyncPerformer, spread: Callable[[Batch], Iterable[V]]
-    ) -> AsyncGenerator[V, None]:
-        async with contextlib.aclosing(iterate(self._follow.steps(), performer)) as values:
-            async for value in values:
-                assert isinstance(value, Batch)
-                for item in spread(value):
-                    yield item
+    async def _iterate(self, spread: Callable[[Batch], Iterable[V]]) -> AsyncIterator[V]:
+        with contextlib.suppress(Cancelled):
+            async with contextlib.aclosing(
+                iterate(self._follow.steps(), self._performer)
+            ) as values:
+                async for value in values:
+                    assert isinstance(value, Batch)
+                    for item in spread(value):
+                        yield item
 
     async def aclose(self) -> None:
-        """Stop and let go of the connection."""
-        await self._values.aclose()
+        """Stop and let go of the connection; an iteration that waits elsewhere ends."""
+        self._performer.cancel()
 
-    def __aiter__(self) -> AsyncFollower[V]:
-        return self
+    def __aiter__(self) -> AsyncIterator[V]:
+        return self._values
 
     async def __anext__(self) -> V:
         return await anext(self._values)
@@ -361,6 +376,7 @@ class AsyncFollower(Generic[V]):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+        self._performer.hangup()
 
 
 def _records(batch: Batch) -> Iterable[Record]:
@@ -371,9 +387,8 @@ def _batches(batch: Batch) -> Iterable[Batch]:
     return (batch,)
 
 
-async def run(steps: Steps[T], pool: AsyncPool) -> T:
+async def run(steps: Steps[T], performer: AsyncPerformer) -> T:
     """Perform a generator to its end and return its result."""
-    performer = AsyncPerformer(pool)
     result: Any = None
     failure: TransportFailure | None = None
     try:

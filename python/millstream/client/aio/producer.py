@@ -1,21 +1,22 @@
-"""The idempotent producer for asyncio: a worker task around `ProducerCore`.
+"""The idempotent producer: a worker around `ProducerCore`.
 
 Where it sits: made by `AsyncStream.producer`; owns one connection, on which it pipelines.
 
 Invariants:
-- I-PRA-1  `append` waits while the buffer is full, so memory is bounded by the options.
-- I-PRA-2  The worker ends by itself after `close`, whatever the server does.
+- I-PRD-1  The core is touched only under `_condition`; no I/O happens while it is held.
+- I-PRD-2  `append` waits while the buffer is full, so memory is bounded by the options.
+- I-PRD-3  The worker ends by itself after `close`, whatever the server does.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from millstream import errors
-from millstream.client.aio.transport import AsyncConnection
+from millstream.client.aio.io import AsyncCondition, AsyncWaker, AsyncWorker
 from millstream.client.http import (
+    Head,
     MalformedResponse,
     Request,
     Response,
@@ -23,43 +24,42 @@ from millstream.client.http import (
     TransportFailure,
     Truncated,
 )
-from millstream.client.sync.producer import IDLE_WAIT_SECONDS
-from millstream.client.sync.transport import RECEIVE_BYTES, common_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
+    from millstream.client.aio.client import AsyncStream
+    from millstream.client.aio.io import AsyncChannel
+    from millstream.client.aio.transport import AsyncConnection, AsyncPool
     from millstream.client.producer import ProducerCore
+
+IDLE_WAIT_SECONDS: Final = 60.0
 
 
 class AsyncProducer:
     """Appends records in order, each exactly once, over broken connections and restarts.
 
-    async with stream.producer("importer") as producer:
-        for row in rows:
-            await producer.append(row)
+        async with stream.producer("importer") as producer:
+            for row in rows:
+                await producer.append(row)
+        # here everything is acknowledged
+
+    Threads, or the tasks of one event loop, may share it.
     """
 
     def __init__(
-        self,
-        core: ProducerCore,
-        headers: dict[str, str],
-        timeout_seconds: float,
-        content_type: Callable[[], Awaitable[str]],
+        self, core: ProducerCore, stream: AsyncStream, pool: AsyncPool, timeout_seconds: float
     ) -> None:
-        """`content_type` is asked before the first record if the core does not know it yet."""
         self._core = core
-        self._content_type = content_type
-        self._common = common_headers(core.endpoint, headers)
+        self._stream = stream
         self._timeout_seconds = timeout_seconds
-        self._closed = False
-        self._wake = asyncio.Event()
-        self._progress = asyncio.Condition()
-        self._task: asyncio.Task[None] | None = None
-        self._connection: AsyncConnection | None = None
-        self._reading: asyncio.Task[bytes] | None = None
-        self._heard_at = 0.0
+        self._condition = AsyncCondition()
+        self._closing = False
+        self._abandoned = False
+        self._waker: AsyncWaker | None = None
+        self._worker: AsyncWorker | None = None
+        self._link = AsyncLink(pool, timeout_seconds)
 
     @property
     def id(self) -> str:
@@ -77,23 +77,22 @@ class AsyncProducer:
     @property
     def pending(self) -> int:
         """Records that were appended here and are not acknowledged yet."""
-        return self._core.pending_records
+        with self._condition:
+            return self._core.pending_records
 
     async def append(self, value: Any) -> None:
         """Take one record; it is sent soon, together with others. Raises what failed earlier."""
         await self._prepare()
         record = self._core.encode(value)
-        self._check_open()
-        while self._core.full:
-            self._core.seal(time.monotonic())
-            self._wake.set()
-            async with self._progress:
-                await self._progress.wait()
+        with self._condition:
             self._check_open()
-        news = self._core.add(record, time.monotonic())
-        self._start()
-        if news:
-            self._wake.set()
+            while self._core.full:
+                self._core.seal(time.monotonic())
+                self._wake()
+                await self._condition.wait(1.0)
+                self._check_open()
+            if self._core.add(record, time.monotonic()):
+                self._wake()
 
     async def append_many(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -101,20 +100,23 @@ class AsyncProducer:
 
     async def flush(self, timeout_seconds: float | None = None) -> str | None:
         """Wait until everything is acknowledged; returns the offset after the last record."""
-        self._core.seal(time.monotonic())
-        self._wake.set()
-        try:
-            async with asyncio.timeout(timeout_seconds), self._progress:
-                await self._progress.wait_for(
-                    lambda: self._core.idle or self._core.error is not None
-                )
-        except TimeoutError:
-            raise errors.RequestTimeout(
-                f"{self._core.pending_records} records were not acknowledged in time"
-            ) from None
-        if self._core.error is not None:
-            raise self._core.error
-        return self._core.acknowledged_offset
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._condition:
+            self._core.seal(time.monotonic())
+            if not self._core.idle:
+                self._wake()
+            while not self._core.idle and self._core.error is None:
+                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+                if left <= 0:
+                    raise errors.RequestTimeout(
+                        f"{self._core.pending_records} records were not acknowledged in time"
+                    )
+                if self._abandoned:
+                    raise errors.ProducerClosed("the producer was abandoned")
+                await self._condition.wait(left)
+            if self._core.error is not None:
+                raise self._core.error
+            return self._core.acknowledged_offset
 
     async def close_stream(self, value: Any = None) -> str | None:
         """Close the stream after everything that was appended, with `value` as its last record.
@@ -124,36 +126,34 @@ class AsyncProducer:
         """
         await self._prepare()
         record = None if value is None else self._core.encode(value)
-        self._check_open()
-        self._core.end(record, time.monotonic())
-        self._start()
+        with self._condition:
+            self._check_open()
+            self._core.end(record, time.monotonic())
         return await self.flush()
-
-    async def _prepare(self) -> None:
-        if not self._core.content_type:
-            self._core.set_content_type(await self._content_type())
-
-    def _start(self) -> None:
-        if self._task is None:
-            name = f"millstream-producer-{self._core.producer_id}"
-            self._task = asyncio.create_task(self._work(), name=name)
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Flush, then end the worker. Raises if something could not be delivered."""
         try:
-            if not self._closed:
+            if not self._closing:
                 await self.flush(timeout_seconds)
         finally:
             await self.abandon()
 
     async def abandon(self) -> None:
         """End the worker at once; records that are not acknowledged may or may not arrive."""
-        self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        with self._condition:
+            self._closing = self._abandoned = True
+            self._condition.notify_all()
+            worker, self._worker = self._worker, None
+            waker, self._waker = self._waker, None
+        if worker is None or waker is None:
+            return
+        waker.wake()
+        if await worker.end(self._timeout_seconds):
+            waker.close()
 
     async def __aenter__(self) -> Self:
+        await self._prepare()
         return self
 
     async def __aexit__(
@@ -169,109 +169,143 @@ class AsyncProducer:
         else:
             await self.close()
 
+    async def _prepare(self) -> None:
+        """What a record looks like on the wire depends on the stream's type."""
+        if not self._core.content_type:
+            self._core.set_content_type(await self._stream.content_type)
+
     def _check_open(self) -> None:
         self._core.check()
-        if self._closed:
+        if self._closing:
             raise errors.ProducerClosed("the producer is closed")
 
-    # ------------------------------------------------------------------ the worker task
+    def _wake(self) -> None:
+        """Tell the worker that there is something for it; the first time, make it."""
+        if self._abandoned:
+            return
+        if self._waker is None:
+            self._waker = AsyncWaker()
+            name = f"millstream-producer-{self._core.producer_id}"
+            self._worker = AsyncWorker(self._work, name)
+        else:
+            self._waker.wake()
+
+    # ------------------------------------------------------------------ the worker
 
     async def _work(self) -> None:
+        waker = self._waker
         try:
-            while self._core.error is None:
+            while waker is not None and not self._finished():
                 try:
-                    await self._turn()
+                    await self._turn(waker)
                 except TransportFailure as failure:
-                    await self._drop()
-                    self._core.on_break(failure, time.monotonic(), self._core.endpoint.url)
-                    await self._announce()
+                    self._link.close()
+                    with self._condition:
+                        self._core.on_break(failure, time.monotonic(), self._core.endpoint.url)
+                        self._condition.notify_all()
         except Exception as error:
-            self._core.fail(errors.MillstreamError(f"the producer failed unexpectedly: {error!r}"))
-            await self._announce()
+            # Nobody asks for the worker's result: the next call of the owner must raise it.
+            with self._condition:
+                self._core.fail(
+                    errors.MillstreamError(f"the producer failed unexpectedly: {error!r}")
+                )
+                self._condition.notify_all()
             raise
         finally:
-            await self._drop()
+            self._link.close()
 
-    async def _turn(self) -> None:
+    def _finished(self) -> bool:
+        with self._condition:
+            return self._abandoned or self._core.error is not None
+
+    async def _turn(self, waker: AsyncWaker) -> None:
         """Send what may be sent, then wait for an answer, a wake-up or a deadline."""
-        self._wake.clear()
         now = time.monotonic()
         requests: list[Request] = []
-        while (request := self._core.take(now)) is not None:
-            requests.append(request)
+        with self._condition:
+            while (request := self._core.take(now)) is not None:
+                requests.append(request)
+            wake_at = self._core.wake_at()
+            in_flight = self._core.in_flight
+        link = self._link
         if requests:
-            await self._send(requests)
+            await link.send(requests, fresh=in_flight == len(requests))
+        silence_at = link.heard_at + self._timeout_seconds if in_flight else None
         now = time.monotonic()
-        silence_at = self._heard_at + self._timeout_seconds if self._core.in_flight else None
-        deadlines = [moment for moment in (self._core.wake_at(), silence_at) if moment is not None]
+        deadlines = [moment for moment in (wake_at, silence_at) if moment is not None]
         deadline = min([now + IDLE_WAIT_SECONDS, *deadlines])
-        if await self._wait(max(0.0, deadline - now)):
-            await self._receive()
-        elif silence_at is not None and time.monotonic() >= silence_at:
-            reason = f"silent for {self._timeout_seconds:g} s"
-            raise TransportFailure(reason, sent=True, timeout=True)
+        if not await waker.wait(link.channel, deadline - now):
+            if silence_at is not None and time.monotonic() >= silence_at:
+                reason = f"silent for {self._timeout_seconds:g} s"
+                raise TransportFailure(reason, sent=True, timeout=True)
+            return
+        await link.receive()
+        for head, body in link.responses():
+            with self._condition:
+                response = Response(head.status, head.headers, body)
+                self._core.on_response(response, time.monotonic())
+                self._condition.notify_all()
+        if link.ended:
+            link.close()
+            with self._condition:
+                outstanding = self._core.in_flight
+            if outstanding:
+                raise TransportFailure("the server ended the connection", sent=True)
 
-    async def _send(self, requests: list[Request]) -> None:
+
+class AsyncLink:
+    """The worker's connection: pipelined requests out, whole responses in."""
+
+    def __init__(self, pool: AsyncPool, timeout_seconds: float) -> None:
+        self._pool = pool
+        self._timeout_seconds = timeout_seconds
+        self._connection: AsyncConnection | None = None
+        self._responses: ResponseAssembler | None = None
+        self.heard_at = 0.0
+        self.ended = False
+
+    @property
+    def channel(self) -> AsyncChannel | None:
+        return None if self._connection is None else self._connection.channel
+
+    async def send(self, requests: list[Request], *, fresh: bool) -> None:
+        """`fresh`: nothing was in flight before, so the silence is counted from now."""
         if self._connection is None:
-            self._connection = await AsyncConnection.connect(
-                self._core.endpoint, self._timeout_seconds
-            )
+            self._connection = await self._pool.connect(self._timeout_seconds)
             self._responses = ResponseAssembler(self._connection.parser)
-        if self._core.in_flight == len(requests):
-            self._heard_at = time.monotonic()
+            self.ended = False
+        if fresh:
+            self.heard_at = time.monotonic()
         for request in requests:
             self._connection.parser.expect(request.method)
-        data = b"".join(request.encode(self._common) for request in requests)
-        await self._connection.send(data, self._timeout_seconds)
-
-    async def _wait(self, seconds: float) -> bool:
-        """True if the connection has given something to read."""
-        if self._connection is not None and self._reading is None:
-            self._reading = asyncio.create_task(self._connection.reader.read(RECEIVE_BYTES))
-        woken = asyncio.create_task(self._wake.wait())
-        tasks: set[asyncio.Task[Any]] = {woken}
-        if self._reading is not None:
-            tasks.add(self._reading)
+        data = b"".join(request.encode(self._pool.common) for request in requests)
         try:
-            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            woken.cancel()
-        return self._reading is not None and self._reading.done()
+            await self._connection.channel.send(data, self._timeout_seconds)
+        except TransportFailure as failure:
+            # The first of several requests may have left in full.
+            raise TransportFailure(failure.reason, sent=True, timeout=failure.timeout) from failure
 
-    async def _receive(self) -> None:
-        assert self._reading is not None
+    async def receive(self) -> None:
         assert self._connection is not None
-        reading, self._reading = self._reading, None
-        keep = True
+        await self._connection.receive(self._timeout_seconds)
+        self.heard_at = time.monotonic()
+
+    def responses(self) -> Iterator[tuple[Head, bytes]]:
+        """The responses that are complete."""
+        assert self._connection is not None
+        assert self._responses is not None
         try:
-            self._connection.parser.feed(reading.result())
-            self._heard_at = time.monotonic()
-            while (complete := self._responses.next()) is not None:
-                head, body = complete
-                keep = keep and head.keep
-                self._core.on_response(Response(head.status, head.headers, body), time.monotonic())
-        except OSError as error:
-            raise TransportFailure(str(error).lower(), sent=True) from error
+            while (response := self._responses.next()) is not None:
+                if not response[0].keep:
+                    self.ended = True
+                yield response
         except Truncated as error:
             raise TransportFailure(str(error), sent=True) from error
         except MalformedResponse as error:
             raise TransportFailure(f"not HTTP: {error}", sent=True) from error
-        finally:
-            await self._announce()
-        if not keep or self._connection.parser.ended:
-            await self._drop()
-            if self._core.in_flight:
-                raise TransportFailure("the server ended the connection", sent=True)
+        self.ended = self.ended or self._connection.parser.ended
 
-    async def _announce(self) -> None:
-        async with self._progress:
-            self._progress.notify_all()
-
-    async def _drop(self) -> None:
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-        connection, self._connection = self._connection, None
+    def close(self) -> None:
+        connection, self._connection, self._responses = self._connection, None, None
         if connection is not None:
             connection.close()

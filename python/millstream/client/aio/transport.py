@@ -1,20 +1,22 @@
-"""asyncio sockets: the same as `sync/transport.py` for `aio/client.py` and `aio/producer.py`.
+"""Connections with their parser, the pool of idle ones, and the performer of effects.
+
+Where it sits: over `io.py`, below `client.py`, `producer.py` and `reads.py`; drives the parser of `http.py`.
 
 Invariants:
-- I-TRA-1  A connection serves one request at a time here, and returns to the pool only when its
+- I-TRN-1  A connection serves one request at a time here, and returns to the pool only when its
            last response ended cleanly.
-- I-TRA-2  `TransportFailure.sent` is False only if no connection was made: asyncio does not tell
-           how much of a write reached the kernel, so anything later counts as sent.
-- I-TRA-3  Each wait has a timeout; the pool keeps at most `IDLE_CONNECTIONS_MAX`.
+- I-TRN-2  Each wait has a timeout; the pool keeps at most `IDLE_CONNECTIONS_MAX`.
+- I-TRN-3  `cancel` ends what the performer waits for, wherever it is called.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from millstream.client import steps
+from millstream.client.aio.io import AsyncChannel, AsyncEvent, AsyncLock, settle
 from millstream.client.http import (
     Data,
     End,
@@ -25,70 +27,35 @@ from millstream.client.http import (
     ResponseParser,
     TransportFailure,
     Truncated,
-)
-from millstream.client.sync.transport import (
-    CONNECT_SECONDS_MAX,
-    IDLE_CONNECTIONS_MAX,
-    IDLE_SECONDS_MAX,
-    RECEIVE_BYTES,
-    common_headers,
+    encode_header,
 )
 from millstream.errors import ClientClosed
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
     from millstream.client.wire import Endpoint
 
+IDLE_CONNECTIONS_MAX: Final = 8
+IDLE_SECONDS_MAX: Final = 20.0
+"""Shorter than any server's keep-alive, so that a pooled connection is rarely closed under us."""
+EARLY_ANSWER_SECONDS: Final = 1.0
+ANSWER_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""The longest body that is received into one buffer of its length."""
+
 
 class AsyncConnection:
-    """One connected stream pair with its parser."""
+    """One connection with the parser of its responses."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
+    def __init__(self, channel: AsyncChannel) -> None:
+        self.channel = channel
         self.parser = ResponseParser()
         self.idle_since = 0.0
 
-    @staticmethod
-    async def connect(endpoint: Endpoint, timeout_seconds: float) -> AsyncConnection:
-        context: Any = None
-        if endpoint.tls:
-            import ssl
-
-            context = ssl.create_default_context()
-        try:
-            async with asyncio.timeout(min(CONNECT_SECONDS_MAX, timeout_seconds)):
-                reader, writer = await asyncio.open_connection(
-                    endpoint.host, endpoint.port, ssl=context, limit=4 * RECEIVE_BYTES
-                )
-        except TimeoutError:
-            raise TransportFailure("connecting timed out", sent=False, timeout=True) from None
-        except OSError as error:
-            raise TransportFailure(_reason(error), sent=False) from error
-        return AsyncConnection(reader, writer)
-
-    async def send(self, data: bytes, timeout_seconds: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                self.writer.write(data)
-                await self.writer.drain()
-        except TimeoutError:
-            raise TransportFailure("sending timed out", sent=True, timeout=True) from None
-        except OSError as error:
-            raise TransportFailure(_reason(error), sent=True) from error
-
     async def receive(self, timeout_seconds: float) -> None:
         """Wait for bytes and feed them to the parser."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                data = await self.reader.read(RECEIVE_BYTES)
-        except TimeoutError:
-            reason = f"silent for {timeout_seconds:g} s"
-            raise TransportFailure(reason, sent=True, timeout=True) from None
-        except OSError as error:
-            raise TransportFailure(_reason(error), sent=True) from error
-        self.parser.feed(data)
+        self.parser.feed(await self.channel.receive(timeout_seconds))
 
     async def next_event(self, timeout_seconds: float) -> Head | Data | End:
         while True:
@@ -113,104 +80,162 @@ class AsyncConnection:
             parts.append(event.data)
         return b"".join(parts)
 
-    async def start(self, request: Request, common: bytes, timeout_seconds: float) -> Head:
-        """Send a request and read the head of its response.
+    async def read_body_into(
+        self, timeout_seconds: float, allocate: steps.Allocate
+    ) -> bytes | bytearray:
+        """The whole body; one of a known length is received straight into a buffer of that length."""
+        length = self.parser.take_length(ANSWER_BYTES_MAX)
+        if length is None:
+            return await self.read_body(timeout_seconds)
+        body = allocate(length)
+        view = memoryview(body).cast("B")
+        filled = self.parser.take_into(view)
+        while filled < length:
+            count = await self.channel.receive_into(view[filled:], timeout_seconds)
+            if count == 0:
+                raise TransportFailure(
+                    "the connection was closed in the middle of a response", sent=True
+                )
+            filled += count
+        self.parser.finish_length()
+        return body
 
-        Both run together: a server may refuse a large body before it took all of it, and then only
-        its answer, not the write, tells why.
-        """
+    async def start(self, request: Request, common: bytes, timeout_seconds: float) -> Head:
+        """Send a request and read the head of its response."""
         self.parser.expect(request.method)
-        sending = asyncio.ensure_future(self.send(request.encode(common), timeout_seconds))
         try:
-            head = await self.read_head(timeout_seconds)
-            if not sending.done():
+            await self.channel.send(request.encode(common), timeout_seconds, until_answered=True)
+        except TransportFailure as failure:
+            # A server may refuse a large body before it took all of it: the answer is there.
+            with contextlib.suppress(TransportFailure):
+                head = await self.read_head(EARLY_ANSWER_SECONDS)
                 return Head(head.status, head.headers, keep=False)
-            return head
-        finally:
-            if not sending.done():
-                sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            raise failure
+        return await self.read_head(timeout_seconds)
 
     def usable(self) -> bool:
         """False if the server has closed it, or it has been idle for so long that it may have."""
         if time.monotonic() - self.idle_since > IDLE_SECONDS_MAX:
             return False
-        return not (self.writer.is_closing() or self.reader.at_eof())
+        return not self.channel.readable
 
     def close(self) -> None:
-        self.writer.transport.abort()
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()
+        self.channel.close()
 
 
 class AsyncPool:
-    """Idle connections to one server; belongs to one event loop."""
+    """Idle connections to one server, and how new ones are made."""
 
-    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
-        self.endpoint = endpoint
-        self.common = common_headers(endpoint, headers)
+    def __init__(
+        self, endpoint: Endpoint, headers: Mapping[str, str], context: ssl.SSLContext | None
+    ) -> None:
+        lines = [encode_header("Host", endpoint.authority), encode_header("Accept", "*/*")]
+        lines += [encode_header(name, value) for name, value in headers.items()]
+        self.common = b"".join(lines)
+        """The rendered headers that every request carries."""
+        self._endpoint = endpoint
+        self._context = context
+        self._lock = AsyncLock()
         self._idle: list[AsyncConnection] = []
         self._closed = False
 
+    async def connect(self, timeout_seconds: float) -> AsyncConnection:
+        """A new connection, which the pool does not know."""
+        if self._endpoint.tls and self._context is None:
+            import ssl
+
+            self._context = ssl.create_default_context()
+        context = self._context if self._endpoint.tls else None
+        channel = await AsyncChannel.connect(self._endpoint, timeout_seconds, context)
+        return AsyncConnection(channel)
+
     async def acquire(self, timeout_seconds: float) -> AsyncConnection:
-        if self._closed:
-            raise ClientClosed("the client is closed", hint="connect again")
-        while self._idle:
-            connection = self._idle.pop()
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ClientClosed("the client is closed", hint="connect again")
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return await self.connect(timeout_seconds)
             if connection.usable():
                 return connection
             connection.close()
-        return await AsyncConnection.connect(self.endpoint, timeout_seconds)
 
     def release(self, connection: AsyncConnection, *, keep: bool) -> None:
-        room = not self._closed and len(self._idle) < IDLE_CONNECTIONS_MAX
-        if keep and room and connection.parser.clean:
+        if keep and connection.parser.clean:
             connection.idle_since = time.monotonic()
-            self._idle.append(connection)
-        else:
-            connection.close()
+            with self._lock:
+                if not self._closed and len(self._idle) < IDLE_CONNECTIONS_MAX:
+                    self._idle.append(connection)
+                    return
+        connection.close()
 
     async def close(self) -> None:
-        self._closed = True
-        idle, self._idle = self._idle, []
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-        # One turn of the loop lets the transports finish closing before the loop itself may end.
-        await asyncio.sleep(0)
+        await settle()
 
 
 class AsyncPerformer:
-    """Performs the effects of one generator with asyncio."""
+    """Performs the effects of one generator at a time."""
 
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
         self._busy: AsyncConnection | None = None
+        self._cancelled = AsyncEvent()
 
     async def perform(self, effect: steps.Effect) -> Any:
         try:
             if isinstance(effect, steps.Call):
-                return await self._exchange(effect.request, effect.timeout_seconds, live=False)
+                return await self._exchange(effect)
             if isinstance(effect, steps.Open):
-                return await self._exchange(effect.request, effect.timeout_seconds, live=True)
+                return await self._open(effect)
             if isinstance(effect, steps.Receive):
                 return await self._receive(effect.timeout_seconds)
             if isinstance(effect, steps.Hangup):
                 return self.hangup()
-            if isinstance(effect, steps.Sleep):
-                await asyncio.sleep(effect.seconds)
+            if isinstance(effect, steps.Sleep) and await self._cancelled.wait(effect.seconds):
+                raise steps.Cancelled
+        except TransportFailure:
+            self.hangup()
+            if self._cancelled.is_set():
+                raise steps.Cancelled from None
+            raise
         except BaseException:
             self.hangup()
             raise
         return None
 
-    async def _exchange(self, request: Request, timeout_seconds: float, *, live: bool) -> Response:
-        connection = self._busy = await self._pool.acquire(timeout_seconds)
-        head = await connection.start(request, self._pool.common, timeout_seconds)
-        if live and head.status == 200:
+    async def _exchange(self, effect: steps.Call) -> Response:
+        connection, head = await self._start(effect.request, effect.timeout_seconds)
+        body: bytes | bytearray
+        if effect.allocate is None or head.status != 200:
+            body = await connection.read_body(effect.timeout_seconds)
+        else:
+            body = await connection.read_body_into(effect.timeout_seconds, effect.allocate)
+        return self._finish(connection, head, body)
+
+    async def _open(self, effect: steps.Open) -> Response:
+        connection, head = await self._start(effect.request, effect.timeout_seconds)
+        if head.status == 200:
             return Response(head.status, head.headers)
-        body = await connection.read_body(timeout_seconds)
+        return self._finish(connection, head, await connection.read_body(effect.timeout_seconds))
+
+    async def _start(
+        self, request: Request, timeout_seconds: float
+    ) -> tuple[AsyncConnection, Head]:
+        if not self._cancelled.is_set():
+            self._busy = await self._pool.acquire(timeout_seconds)
+        # Asked again: whoever cancelled in the meantime found no connection to interrupt.
+        if self._cancelled.is_set() or self._busy is None:
+            raise steps.Cancelled
+        connection = self._busy
+        return connection, await connection.start(request, self._pool.common, timeout_seconds)
+
+    def _finish(self, connection: AsyncConnection, head: Head, body: bytes | bytearray) -> Response:
         self._busy = None
         self._pool.release(connection, keep=head.keep)
         return Response(head.status, head.headers, body)
@@ -224,3 +249,10 @@ class AsyncPerformer:
         connection, self._busy = self._busy, None
         if connection is not None:
             connection.close()
+
+    def cancel(self) -> None:
+        """End what is under way, here and for ever; what waits for it gets `Cancelled`."""
+        self._cancelled.set()
+        connection = self._busy
+        if connection is not None:
+            connection.channel.interrupt()

@@ -1,0 +1,90 @@
+"""The reading calls of the pipeline over one client: `/v1/tails` and `/v1/read`.
+
+Where it sits: over `pipeline_read.py`; used by the Spark connector.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from millstream.client.aio.client import run
+from millstream.client.aio.transport import AsyncPerformer
+from millstream.client.pipeline_read import Tails, Window, tails_steps, window_steps
+from millstream.client.steps import Cancelled, Policy
+from millstream.errors import ClientClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from millstream.client.aio.client import AsyncClient
+    from millstream.client.steps import Allocate, Steps
+
+T = TypeVar("T")
+
+
+class AsyncPipelineReads:
+    """Asks until it is answered, for `patience_seconds`. `cancel` ends what waits, wherever it is called."""
+
+    def __init__(self, client: AsyncClient, patience_seconds: float) -> None:
+        self._client = client
+        self._policy = Policy(patience_seconds=patience_seconds)
+        self._stopped = False
+        self._busy: set[AsyncPerformer] = set()
+
+    async def tails(
+        self,
+        *,
+        streams: Sequence[str | Mapping[str, Any]] | None = None,
+        pattern: str | None = None,
+        cursor: str | None = None,
+        wait_ms: int = 0,
+    ) -> Tails:
+        """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it."""
+        operations = self._client._operations
+        steps = tails_steps(
+            operations,
+            self._policy,
+            streams=streams,
+            pattern=pattern,
+            cursor=cursor,
+            wait_ms=wait_ms,
+        )
+        return await self._run(steps)
+
+    async def read(
+        self,
+        ranges: Sequence[Mapping[str, Any]],
+        *,
+        columns: Sequence[str],
+        key_path: str | None = None,
+        max_bytes: int,
+        allocate: Allocate = bytearray,
+    ) -> Window:
+        """One window of the ranges, in order; `allocate` makes the buffer that it is received into."""
+        steps = window_steps(
+            self._client._operations,
+            self._policy,
+            ranges,
+            columns=columns,
+            key_path=key_path,
+            max_bytes=max_bytes,
+            allocate=allocate,
+        )
+        return await self._run(steps)
+
+    def cancel(self) -> None:
+        self._stopped = True
+        for performer in tuple(self._busy):
+            performer.cancel()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        performer = AsyncPerformer(self._client._pool)
+        self._busy.add(performer)
+        try:
+            if self._stopped:
+                raise Cancelled
+            return await run(steps, performer)
+        except Cancelled:
+            raise ClientClosed("the read was stopped") from None
+        finally:
+            self._busy.discard(performer)
