@@ -7,7 +7,7 @@ Invariant I-TYP-1: an offset is an opaque text; it is compared with others, neve
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Durability: TypeAlias = Literal["ephemeral", "memory", "disk", "fsync", "quorum", "object"]
@@ -23,6 +23,8 @@ class Gap:
     reason: str
     certain: bool = True
     """False: the server lost its memory of the range and cannot tell whether it held records."""
+    stream: str = field(default="", compare=False)
+    """Path of the stream, for whoever reads several."""
 
 
 GapPolicy: TypeAlias = Literal["raise", "record"] | Callable[[Gap], object]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from millstream.spark.errors import ConnectorError
 from millstream.spark.places import Selection
 from support.reading import HandQuery

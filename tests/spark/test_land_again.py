@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as dataset
 import pytest
 
-from millstream.client._sync import Client
+from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.job import Request, Target

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from millstream import errors
 from millstream.client import wire
 from millstream.client.http import Request, Response
+from millstream.types import Gap
 
 if TYPE_CHECKING:
     from millstream.client.steps import Allocate, Operations, Policy, Steps
@@ -29,18 +30,9 @@ Bytes: TypeAlias = bytes | bytearray
 TAILS_PATH: Final = "/v1/tails"
 READ_PATH: Final = "/v1/read"
 WAIT_MS_MAX: Final = 60_000
+NAMES_PER_REQUEST: Final = 5_000
 WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineGap:
-    """A range that readers cannot get."""
-
-    start: str
-    end: str
-    reason: str
-    certain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +42,7 @@ class FoundPlace:
     offset: str
     number: int
     time_ms: int | None = None
-    gap: PipelineGap | None = None
+    gap: Gap | None = None
     error: str | None = None
 
 
@@ -100,7 +92,7 @@ class WindowGap:
     """A gap inside range number `index` of the request."""
 
     index: int
-    gap: PipelineGap
+    gap: Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +252,8 @@ def _found(row: Mapping[str, Any]) -> FoundPlace:
     )
 
 
-def _gap(row: Mapping[str, Any]) -> PipelineGap:
-    return PipelineGap(row["from"], row["to"], row["reason"], row["certain"] not in (False, 0))
+def _gap(row: Mapping[str, Any]) -> Gap:
+    return Gap(row["from"], row["to"], row["reason"], row["certain"] not in (False, 0))
 
 
 def parse_gaps(header: str | None) -> tuple[WindowGap, ...]:

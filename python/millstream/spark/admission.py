@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.spark import offsets, plan
 from millstream.spark.offsets import Entry, byte_position
-from millstream.spark.places import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +60,7 @@ def admit(
             wanted[name] = asked
         else:
             admitted[name] = end
-    for name, stream in look_up(reads, wanted).items():
+    for name, stream in reads.look_up(wanted).items():
         if stream.incarnation == tails[name].incarnation:
             place = _nearest(stream.at, begins[name])
             if place is not None and place.number < ends[name]["n"]:

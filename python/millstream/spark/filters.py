@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource as ds
 
+from millstream.client.ranges import Place
 from millstream.client.sync.reads import PipelineReads
 from millstream.spark.errors import clear
-from millstream.spark.places import look_up
-from millstream.spark.plan import Place, Range
+from millstream.spark.plan import Range
 from millstream.spark.reader import BatchPlan, BatchReader, RangesPartition, divide
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def narrow(reads: PipelineReads, ranges: Iterable[Range], to: Narrowed) -> list[
         questions += [] if value is None else [{kind: value}]
     if not questions or not kept:
         return kept
-    found = look_up(reads, {item.stream: questions for item in kept})
+    found = reads.look_up({item.stream: questions for item in kept})
     return [
         narrowed
         for item in kept

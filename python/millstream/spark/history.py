@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.spark import offsets
 from millstream.spark.loss import Loss, read_to_end
 from millstream.spark.offsets import Entry, epoch_of
-from millstream.spark.places import fates, look_up
+from millstream.spark.places import fates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +146,7 @@ class History:
                 begins[name] = known[1]
             else:
                 wanted[name] = [{"offset": entry["at"]}]
-        for name, stream in look_up(self._reads, wanted).items():
+        for name, stream in self._reads.look_up(wanted).items():
             entry = entries[name]
             if stream.incarnation != entry["id"]:
                 continue
@@ -172,7 +172,7 @@ class History:
     def _first_places(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """Streams that begin with this batch. One that is gone already cannot be read."""
         begins: dict[str, Entry] = {}
-        there = look_up(self._reads, {name: [] for name in entries})
+        there = self._reads.look_up({name: [] for name in entries})
         for name, to in entries.items():
             stream = there.get(name)
             if stream is not None and stream.incarnation == to["id"]:

@@ -25,11 +25,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from millstream.client.pipeline_read import PipelineGap
 from millstream.errors import DataLoss
 from millstream.spark.offsets import epoch_of
+from millstream.types import Gap
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from millstream.client.pipeline_read import StreamEnd
     from millstream.spark.offsets import Entry
 
@@ -71,19 +73,32 @@ class Losses:
             raise DataLoss(loss.sentence(), hint=HINT)
         LOGGER.warning("data loss: %s (failOnDataLoss=false: reading goes on)", loss.sentence())
 
-    def possible(self, stream: str, gap: PipelineGap) -> None:
+    def possible(self, stream: str, gap: Gap) -> None:
         """A gap that may have held nothing."""
         LOGGER.warning(
             "stream `%s`: records between %s and %s may be missing: %s",
-            stream, gap.start, gap.end, REASONS.get(gap.reason, gap.reason),
+            stream, gap.from_offset, gap.to_offset, REASONS.get(gap.reason, gap.reason),
         )  # fmt: skip
 
-    def gap(self, stream: str, gap: PipelineGap) -> None:
+    def gap(self, stream: str, gap: Gap) -> None:
         """A gap that the server reports where the query reads on."""
         if not gap.certain:
             self.possible(stream, gap)
             return
-        self.found(Loss(stream, span(gap.start, gap.end), REASONS.get(gap.reason, gap.reason)))
+        self.found(
+            Loss(stream, span(gap.from_offset, gap.to_offset), REASONS.get(gap.reason, gap.reason))
+        )
+
+    def short(self, streams: Sequence[str], missing: int, expected: int, *, told: bool) -> None:
+        """Fewer records came than there were when the batch was planned."""
+        del told  # a gap that is not certain has warned, and was no loss yet
+        self.found(
+            Loss(
+                "`, `".join(streams[:5]),
+                f"{missing} of the {expected} records that were planned",
+                "they were there when the batch was planned, and are gone now",
+            )
+        )
 
     def found_before(self, stream: str, asked: int, first: int) -> None:
         """The first record asked for is no longer there."""
@@ -130,7 +145,7 @@ class Losses:
                 )
             )
         elif epoch_of(at) != epoch_of(end.tail_offset):
-            self.possible(stream, PipelineGap(at, end.tail_offset, "crash", certain=False))
+            self.possible(stream, Gap(at, end.tail_offset, "crash", certain=False))
 
     def unread(self, stream: str, first: int, behind: int) -> None:
         """A stream is gone that had records up to `behind`, of which `first` is the next to be read."""

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from millstream.client.pipeline_read import NAMES_PER_REQUEST
+from millstream.client.ranges import Place
 from millstream.errors import MillstreamError, OptionInvalid, ServerError, StreamNotFound
 from millstream.spark.offsets import Bound, Position
-from millstream.spark.plan import Place
 
 if TYPE_CHECKING:
     from millstream.client.pipeline_read import FoundPlace, StreamEnd, StreamTail, Tails
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from millstream.spark.loss import Losses
     from millstream.spark.options import Options
 
-NAMES_PER_REQUEST: Final = 5_000
 STREAMS_MAX: Final = 20_000
 """The server's bound on the streams of one request."""
 
@@ -112,20 +112,6 @@ def selection(options: Options) -> Selection:
             code="too_many_streams",
         )
     return Selection(names=tuple(names))
-
-
-Wanted = Mapping[str, list[dict[str, Any]]]
-
-
-def look_up(reads: PipelineReads, wanted: Wanted) -> dict[str, StreamTail]:
-    """Ask for places of streams by name. A stream that is gone is not in the answer."""
-    found: dict[str, StreamTail] = {}
-    names = list(wanted)
-    for begin in range(0, len(names), NAMES_PER_REQUEST):
-        part = names[begin : begin + NAMES_PER_REQUEST]
-        answer = reads.tails(streams=[{"name": name, "at": wanted[name]} for name in part])
-        found.update((stream.name, stream) for stream in answer.streams)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +214,7 @@ class Locator:
                 wanted[name] = [question(position)]
             else:
                 places[name] = place
-        for name, answer in look_up(self._reads, wanted).items():
+        for name, answer in self._reads.look_up(wanted).items():
             places[name] = self._accepted(bound, streams[name], answer)
         for name in wanted:
             if name not in places:

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from millstream.client import ranges
+from millstream.client.ranges import Place
 from millstream.spark.offsets import byte_position
 
 TASK_BYTES_MIN: Final = 4 * 1024 * 1024
@@ -26,22 +28,10 @@ RANGE_OVERHEAD_BYTES: Final = 256
 """What one more range costs besides its bytes, so that thousands of tiny ones spread evenly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an append begins (or the stream ends), and the number of the next record."""
+class Range(ranges.Range):
+    """Records of one incarnation of one stream, with what reading them is about to cost."""
 
-    offset: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Records of one incarnation of one stream, from a place up to another."""
-
-    stream: str
-    incarnation: str
-    start: Place
-    end: Place
+    __slots__ = ()
 
     @property
     def bytes(self) -> int:

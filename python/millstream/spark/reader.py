@@ -4,9 +4,9 @@ Where it sits: `ReadTask` runs on executors for batch and streaming reads alike;
 on the driver. Both come from `source.py`.
 
 Invariants:
-- I-RDR-1  A task reads exactly its ranges, in order; what is missing in them is loss, by its policy.
-- I-RDR-2  One window is fetched ahead in a thread; never more, so memory is two windows and what Spark holds.
-- I-RDR-3  No record is touched by itself (JSON values that do not fit their schema excepted).
+- I-RDR-1  A task reads exactly its ranges, in order; what is missing in them is loss, by its policy
+           (`client/ranges.py` has the rules, `read_arrow` reads by the same).
+- I-RDR-2  No record is touched by itself (JSON values that do not fit their schema excepted).
 """
 
 from __future__ import annotations
@@ -15,30 +15,26 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from millstream.client.pipeline_read import Next, Window
+from millstream.client.ranges import Place
+from millstream.client.sync.ranges import WINDOW_BYTES, RangeReader
 from millstream.client.sync.reads import PipelineReads
-from millstream.errors import ProtocolError, ServerError
 from millstream.spark import plan
 from millstream.spark.columns import Layout, Shaper
 from millstream.spark.errors import clear, clear_iteration
-from millstream.spark.loss import Loss, Losses
-from millstream.spark.places import Locator, Selection, look_up
-from millstream.spark.plan import Place, Range
+from millstream.spark.loss import Losses
+from millstream.spark.places import Locator, Selection
+from millstream.spark.plan import Range
 
 if TYPE_CHECKING:
     from millstream.spark.access import Access
     from millstream.spark.offsets import Bound
-
-WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""Large enough that a request costs little, small enough for the caches of a processor. Measured with 1 to 16 MiB."""
-GONE_CODES: Final = frozenset({"stream_not_found", "stream_recreated", "stream_gone"})
 
 
 class RangesPartition(InputPartition):
@@ -82,156 +78,17 @@ class ReadTask:
 
     def run(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
         shaper = Shaper(self.layout, self.schema)
-        with (
-            self.access.connect() as client,
-            ThreadPoolExecutor(1, thread_name_prefix="millstream-fetch") as ahead,
-        ):
-            reads = PipelineReads(client, self.access.patience_seconds)
-            count = Count(self.losses)
-            try:
-                for window in self._windows(reads, ahead, list(ranges), count):
-                    with pa.ipc.open_stream(pa.py_buffer(window.data)) as stream:
-                        for batch in stream:
-                            count.rows += batch.num_rows
-                            if batch.num_rows:
-                                yield shaper.shape(batch)
-                count.check()
-            finally:
-                # Spark may stop early (LIMIT): the window that is under way must not be waited for.
-                reads.cancel()
-
-    def _windows(
-        self,
-        reads: PipelineReads,
-        ahead: ThreadPoolExecutor,
-        ranges: list[Range],
-        count: Count,
-    ) -> Iterator[Window]:
-        fetch: Future[tuple[list[Range], Window | None]]
-        fetch = ahead.submit(self._fetch, reads, ranges)
-        asked = ranges
-        count.expect(ranges)
-        while True:
-            ranges, window = fetch.result()
-            count.expect(ranges, instead_of=asked)
-            if window is None:
-                return
-            self._check_gaps(ranges, window, count)
-            if window.next is None:
-                yield window
-                return
-            asked = ranges = rest(ranges, window.next)
-            fetch = ahead.submit(self._fetch, reads, ranges)
-            yield window
-
-    def _fetch(
-        self, reads: PipelineReads, ranges: list[Range]
-    ) -> tuple[list[Range], Window | None]:
-        """The next window. Streams that are gone are loss; if that is allowed, without them."""
-        while ranges:
-            try:
-                window = reads.read(
-                    [as_json(item) for item in ranges],
-                    columns=self.layout.wire,
-                    key_path=self.layout.key_path or None,
-                    max_bytes=self.window_bytes,
-                    # Not cleared first, and pages that are in use already come again.
-                    allocate=pa.allocate_buffer,
-                )
-            except ServerError as error:
-                if error.code not in GONE_CODES:
-                    raise
-                ranges = self._still_there(reads, ranges, error)
-            else:
-                return ranges, window
-        return ranges, None
-
-    def _still_there(
-        self, reads: PipelineReads, ranges: list[Range], error: ServerError
-    ) -> list[Range]:
-        there = look_up(reads, {item.stream: [] for item in ranges})
-        kept: list[Range] = []
-        for item in ranges:
-            stream = there.get(item.stream)
-            if stream is not None and stream.incarnation == item.incarnation:
-                kept.append(item)
-            elif stream is None:
-                self.losses.unread(item.stream, item.start.number, item.end.number)
-            else:
-                self.losses.recreated(item.stream, item.start.number, item.end.number)
-        if len(kept) == len(ranges):
-            # Gone for the read, there for the question: asking again could go on for ever.
-            raise error
-        return kept
-
-    def _check_gaps(self, ranges: Sequence[Range], window: Window, count: Count) -> None:
-        for found in window.gaps:
-            if not 0 <= found.index < len(ranges):
-                raise ProtocolError("the server reports a gap in a range that was not asked for")
-            stream = ranges[found.index].stream
-            count.gap(stream, certain=found.gap.certain)
-            self.losses.gap(stream, found.gap)
-
-
-class Count:
-    """Whether a task got as many records as its ranges have: a crash may have cut a range short
-    without anybody being certain that it held records; the plan is."""
-
-    def __init__(self, losses: Losses) -> None:
-        self._losses = losses
-        self._expected = 0
-        self._streams: dict[str, None] = {}
-        self._gaps: dict[str, None] = {}
-        self._explained = False
-        self.rows = 0
-
-    def expect(self, ranges: Sequence[Range], *, instead_of: Sequence[Range] = ()) -> None:
-        """Ranges to be read; streams that turned out to be gone are taken off again."""
-        self._expected += records(ranges) - records(instead_of)
-        if not instead_of:
-            self._streams.update(dict.fromkeys(item.stream for item in ranges))
-
-    def gap(self, stream: str, *, certain: bool) -> None:
-        self._gaps[stream] = None
-        self._explained = self._explained or certain
-
-    def check(self) -> None:
-        if self.rows > self._expected:
-            raise ProtocolError(f"the server sent {self.rows} records for {self._expected}")
-        if self.rows == self._expected or self._explained:
-            return
-        named = list(self._gaps or self._streams)
-        self._losses.found(
-            Loss(
-                "`, `".join(named[:5]),
-                f"{self._expected - self.rows} of the {self._expected} records that were planned",
-                "they were there when the batch was planned, and are gone now",
+        with self.access.connect() as client:
+            reader = RangeReader(
+                PipelineReads(client, self.access.patience_seconds),
+                self.losses,
+                self.layout.wire,
+                self.layout.key_path or None,
+                self.window_bytes,
             )
-        )
-
-
-def records(ranges: Sequence[Range]) -> int:
-    return sum(item.end.number - item.start.number for item in ranges)
-
-
-def rest(ranges: Sequence[Range], following: Next) -> list[Range]:
-    """The ranges that the next window begins with."""
-    if not 0 <= following.index < len(ranges):
-        raise ProtocolError("the server goes on with a range that was not asked for")
-    first = ranges[following.index]
-    start = Place(following.offset, following.number)
-    if following.index == 0 and start == first.start:
-        raise ProtocolError("the server's windows do not move forward")
-    return [replace(first, start=start), *ranges[following.index + 1 :]]
-
-
-def as_json(item: Range) -> dict[str, Any]:
-    return {
-        "stream": item.stream,
-        "incarnation": item.incarnation,
-        "from": {"offset": item.start.offset, "number": item.start.number},
-        "to": {"offset": item.end.offset, "number": item.end.number},
-    }
+            with closing(reader.batches(ranges)) as batches:
+                for batch in batches:
+                    yield shaper.shape(batch)
 
 
 # ---------------------------------------------------------------------------- planning on the driver
@@ -247,7 +104,9 @@ class Sizes:
 
 def cores() -> int:
     """Cores of this machine that may be used. On a cluster `minPartitions` says how many there are."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS and Windows do not bind processes to cores
 
 
 def divide(reads: PipelineReads, ranges: Sequence[Range], sizes: Sizes) -> list[RangesPartition]:
@@ -270,7 +129,7 @@ def divide(reads: PipelineReads, ranges: Sequence[Range], sizes: Sizes) -> list[
         asked = wanted.setdefault(ranges[cut.index].stream, [])
         slots.append((ranges[cut.index].stream, len(asked)))
         asked.append({"byte": cut.byte})
-    found = look_up(reads, wanted) if wanted else {}
+    found = reads.look_up(wanted) if wanted else {}
     places: list[Place | None] = []
     usable: list[plan.Cut] = []
     for cut, slot in zip(cuts, slots, strict=True):

@@ -35,6 +35,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from millstream.client.pipeline_read import StreamTail
+from millstream.client.ranges import Place
 from millstream.client.sync.reads import PipelineReads
 from millstream.spark import offsets
 from millstream.spark.admission import Limits, admit
@@ -42,8 +43,8 @@ from millstream.spark.errors import clear, clear_iteration
 from millstream.spark.follow import Follower, TailState
 from millstream.spark.history import History
 from millstream.spark.offsets import Entry, Offset
-from millstream.spark.places import Locator, Selection, look_up
-from millstream.spark.plan import Place, Range
+from millstream.spark.places import Locator, Selection
+from millstream.spark.plan import Range
 from millstream.spark.reader import RangesPartition, ReadTask, Sizes, divide
 
 if TYPE_CHECKING:
@@ -282,9 +283,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _with_others(self, start: Offset, end: Offset) -> Offset:
         """The start of a first batch that is repeated: it may have had streams that are not chosen now."""
-        others = look_up(
-            self._reads(), {n: [] for n in end["streams"] if n not in start["streams"]}
-        )
+        others = self._reads().look_up({n: [] for n in end["streams"] if n not in start["streams"]})
         known = {n: s for n, s in others.items() if s.incarnation == end["streams"][n]["id"]}
         return offsets.offset({**start["streams"], **self._starts(known)})
 

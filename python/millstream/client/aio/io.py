@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, cast
 
 from millstream.client.http import (
     CONNECT_SECONDS_MAX,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from millstream.client.wire import Endpoint
 
+P = ParamSpec("P")
+T = TypeVar("T")
 HELD_BYTES_MAX: Final = 4 * RECEIVE_BYTES
 AsyncLock = contextlib.nullcontext
 
@@ -276,6 +278,34 @@ class AsyncWorker:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         return True
+
+
+class AsyncAhead(Generic[T]):
+    """One call that goes on while its caller does something else: here as a task."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(
+        self, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kw: P.kwargs
+    ) -> None:
+        self._task = asyncio.create_task(call(*args, **kw))
+
+    async def result(self) -> T:
+        assert self._task is not None
+        task, self._task = self._task, None
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def close(self) -> None:
+        """Wait for the end of what goes on; its outcome is nobody's business."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def settle() -> None:

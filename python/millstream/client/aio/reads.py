@@ -1,6 +1,6 @@
 """The reading calls of the pipeline over one client: `/v1/tails` and `/v1/read`.
 
-Where it sits: over `pipeline_read.py`; used by the Spark connector.
+Where it sits: over `client/pipeline_read.py`; below `ranges.py`, and used by the Spark connector.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.client.aio.client import run
 from millstream.client.aio.transport import AsyncPerformer
-from millstream.client.pipeline_read import Tails, Window, tails_steps, window_steps
+from millstream.client.pipeline_read import (
+    NAMES_PER_REQUEST,
+    StreamTail,
+    Tails,
+    Window,
+    tails_steps,
+    window_steps,
+)
 from millstream.client.steps import Cancelled, Policy
 from millstream.errors import ClientClosed
 
@@ -71,6 +78,16 @@ class AsyncPipelineReads:
             allocate=allocate,
         )
         return await self._run(steps)
+
+    async def look_up(self, wanted: Mapping[str, list[dict[str, Any]]]) -> dict[str, StreamTail]:
+        """Places of streams, by name. A stream that is gone is not in the answer."""
+        found: dict[str, StreamTail] = {}
+        names = list(wanted)
+        for begin in range(0, len(names), NAMES_PER_REQUEST):
+            part = names[begin : begin + NAMES_PER_REQUEST]
+            answer = await self.tails(streams=[{"name": name, "at": wanted[name]} for name in part])
+            found.update((stream.name, stream) for stream in answer.streams)
+        return found
 
     def cancel(self) -> None:
         self._stopped = True

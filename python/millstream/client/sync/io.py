@@ -17,8 +17,9 @@ import selectors
 import socket
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition, Event, Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
 
 from millstream.client.http import (
     CONNECT_SECONDS_MAX,
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 
     from millstream.client.wire import Endpoint
 
-__all__ = ["Channel", "Condition", "Event", "Lock", "Waker", "Worker", "settle"]
+__all__ = ["Ahead", "Channel", "Condition", "Event", "Lock", "Waker", "Worker", "settle"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 WATCHED_BYTES_MIN: Final = 64 * 1024
 """From this size on a server may answer before it took all: less fits into the buffers of any kernel."""
 SELECTOR: Final[type[selectors.BaseSelector]] = getattr(
@@ -185,6 +188,26 @@ class Worker:
         """Wait for its end, which it was told of; False if it still goes on after `seconds`."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
+
+
+class Ahead(Generic[T]):
+    """One call that goes on while its caller does something else: here in a thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-ahead")
+        self._future: Future[T] | None = None
+
+    def begin(self, call: Callable[P, T], *args: P.args, **kw: P.kwargs) -> None:
+        self._future = self._thread.submit(call, *args, **kw)
+
+    def result(self) -> T:
+        assert self._future is not None
+        future, self._future = self._future, None
+        return future.result()
+
+    def close(self) -> None:
+        """Wait for the end of what goes on; its outcome is nobody's business."""
+        self._thread.shutdown()
 
 
 def settle() -> None:

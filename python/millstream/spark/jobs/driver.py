@@ -99,7 +99,7 @@ def check(job: Job, request: Request) -> None:
 
 def reach(request: Request) -> None:
     """A server or a stream that is missing is told now: before a JVM is started, and nothing is written."""
-    from millstream.client._pipeline_read import PipelineReads
+    from millstream.client.sync.reads import PipelineReads
     from millstream.spark.access import access
     from millstream.spark.options import Options
     from millstream.spark.places import selection as chosen
