@@ -32,6 +32,7 @@ RULES: list[tuple[str, str]] = [
     (r"\baclos(e|ing)\b", r"clos\1"),
     (r"\banext\(", "next("),
     (r"\bfor (\w+) in (.+):\n +yield \1\n", r"yield from \2\n"),
+    (r"\[(\w+) for \1 in (\w+)\]", r"list(\2)"),
     (r"\bmillstream\.client\.aio\b", "millstream.client.sync"),
     (r"\bmillstream\.aio\.connect\b", "millstream.connect"),
 ]

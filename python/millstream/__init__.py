@@ -15,6 +15,8 @@
         for record in orders.read():                   # from the start to the tail
             print(record.value, record.offset)
 
+        orders.read_arrow().to_pandas()                # the same as Arrow: number, time, value
+
         for record in orders.follow(tail=10):          # the last ten, then live, for ever
             print(record.value)
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from millstream import aio, errors
     from millstream.client.producer import ProducerOptions
     from millstream.client.retry import Retry
+    from millstream.client.sync.arrow import ArrowBatches
     from millstream.client.sync.client import Client, Follower, Stream, connect
     from millstream.client.sync.producer import Producer
     from millstream.errors import (
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "ArrowBatches": "millstream.client.sync.arrow",
     "Batch": "millstream.types",
     "Client": "millstream.client.sync.client",
     "Follower": "millstream.client.sync.client",
@@ -73,6 +77,7 @@ _HOMES = {
 _MODULES = ("aio", "errors")
 
 __all__ = [
+    "ArrowBatches",
     "Batch",
     "Client",
     "Follower",

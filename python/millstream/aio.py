@@ -19,7 +19,15 @@ Where it sits: the public face of `client/aio`.
 
 from __future__ import annotations
 
+from millstream.client.aio.arrow import AsyncArrowBatches
 from millstream.client.aio.client import AsyncClient, AsyncFollower, AsyncStream, connect
 from millstream.client.aio.producer import AsyncProducer
 
-__all__ = ["AsyncClient", "AsyncFollower", "AsyncProducer", "AsyncStream", "connect"]
+__all__ = [
+    "AsyncArrowBatches",
+    "AsyncClient",
+    "AsyncFollower",
+    "AsyncProducer",
+    "AsyncStream",
+    "connect",
+]

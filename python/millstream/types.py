@@ -6,11 +6,16 @@ Invariant I-TYP-1: an offset is an opaque text; it is compared with others, neve
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from html import escape
+from typing import Any, Final, Literal, TypeAlias
 
 Durability: TypeAlias = Literal["ephemeral", "memory", "disk", "fsync", "quorum", "object"]
+SHOWN_RECORDS_MAX: Final = 20
+SHOWN_CHARACTERS_MAX: Final = 200
+RECORD_HEAD: Final = ("number", "time", "offset", "value")
 LiveMode: TypeAlias = Literal["auto", "sse", "long-poll"]
 
 
@@ -48,11 +53,18 @@ class Record:
     """True on the last record of its batch: from here `offset` is a safe place to resume."""
     gap: Gap | None = None
     """Set on the stand-in record that `gaps="record"` delivers; it carries no data."""
+    number: int | None = None
+    """How many records of the stream come before it; with `read(numbered=True)`."""
+    time: datetime | None = None
+    """When the server accepted it; with `read(numbered=True)`."""
 
     @property
     def text(self) -> str:
         """The data as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
         return self.data.decode("utf-8", "replace")
+
+    def _repr_html_(self) -> str:
+        return html_table([html_row(self)], RECORD_HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +78,14 @@ class Batch:
     content_type: str
     incarnation: str | None = None
 
+    def _repr_html_(self) -> str:
+        shown = [html_row(record) for record in self.records[:SHOWN_RECORDS_MAX]]
+        more = len(self.records) - len(shown)
+        note = f"<p>and {more:,} more; offset {escape(self.offset)}</p>" if more else ""
+        return html_table(shown, RECORD_HEAD) + note
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class StreamInfo:
     """What the server says about a stream. `None`: the server did not say."""
 
@@ -88,6 +106,18 @@ class StreamInfo:
     def is_json(self) -> bool:
         return is_json_type(self.content_type)
 
+    def __repr__(self) -> str:
+        """Only what the server said."""
+        known = ", ".join(f"{name}={value!r}" for name, value in self._known())
+        return f"StreamInfo({known})"
+
+    def _repr_html_(self) -> str:
+        return html_table([(name, str(value)) for name, value in self._known()], ("", ""))
+
+    def _known(self) -> list[tuple[str, object]]:
+        values = [(one.name, getattr(self, one.name)) for one in fields(self)]
+        return [(name, value) for name, value in values if value is not None]
+
 
 def media_type(content_type: str) -> str:
     """`Application/JSON; charset=utf-8` -> `application/json`."""
@@ -100,3 +130,22 @@ def is_json_type(content_type: str) -> bool:
 
 def is_text_type(content_type: str) -> bool:
     return media_type(content_type).startswith("text/")
+
+
+# ---------------------------------------------------------------------------- for notebooks
+
+
+def html_row(record: Record) -> tuple[str, ...]:
+    text = f"gap: {record.gap.reason}" if record.gap is not None else record.text
+    if len(text) > SHOWN_CHARACTERS_MAX:
+        text = text[:SHOWN_CHARACTERS_MAX] + "…"
+    number = "" if record.number is None else f"{record.number:,}"
+    return number, "" if record.time is None else record.time.isoformat(), record.offset, text
+
+
+def html_table(rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> str:
+    """A small table; everything in it comes from outside and is escaped."""
+    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"

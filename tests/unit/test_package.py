@@ -11,7 +11,16 @@ import pytest
 
 import millstream
 
-HEAVY = ("pyspark", "starlette", "uvicorn", "rich", "click", "cryptography", "millstream._engine")
+HEAVY = (
+    "pyspark",
+    "pyarrow",
+    "starlette",
+    "uvicorn",
+    "rich",
+    "click",
+    "cryptography",
+    "millstream._engine",
+)
 
 
 def fresh(code: str) -> str:

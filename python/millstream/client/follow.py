@@ -23,6 +23,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from millstream import errors
@@ -94,27 +95,30 @@ class Reader:
         gap: Gap | None,
     ) -> Batch:
         if gap is not None:
-            records = self.apply_gap(gap) + records
+            records = told_gap(self.path, gap, self.gaps) + records
         self.offset = offset
         return Batch(records, offset, up_to_date, closed, self.content_type, self.incarnation)
 
-    def apply_gap(self, gap: Gap) -> tuple[Record, ...]:
-        lost = "records are missing" if gap.certain else "records may be missing"
-        sentence = (
-            f"{lost} in stream `{self.path}` between {gap.from_offset} and {gap.to_offset} "
-            f"(reason: {gap.reason})"
+
+def told_gap(path: str, gap: Gap, gaps: GapPolicy) -> tuple[Record, ...]:
+    """What `gaps=` says about a gap: raise, give a record that stands for it, or call and give nothing."""
+    gap = replace(gap, stream=path)
+    lost = "records are missing" if gap.certain else "records may be missing"
+    sentence = (
+        f"{lost} in stream `{path}` between {gap.from_offset} and {gap.to_offset} "
+        f"(reason: {gap.reason})"
+    )
+    if gaps == "raise":
+        raise errors.GapError(
+            sentence,
+            gap=gap,
+            hint=f"read on from offset {gap.to_offset}, or choose what to do with `gaps=`",
         )
-        if self.gaps == "raise":
-            raise errors.GapError(
-                sentence,
-                gap=gap,
-                hint=f"read on from offset {gap.to_offset}, or choose what to do with `gaps=`",
-            )
-        if self.gaps == "record":
-            logger.warning("%s", sentence)
-            return (Record(None, b"", gap.from_offset, gap=gap),)
-        self.gaps(gap)
-        return ()
+    if gaps == "record":
+        logger.warning("%s", sentence)
+        return (Record(None, b"", gap.from_offset, gap=gap),)
+    gaps(gap)
+    return ()
 
 
 def read_steps(reader: Reader) -> Steps[None]:

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from millstream import errors
 from millstream.client import wire
 from millstream.client.http import Request, Response
-from millstream.types import Gap
+from millstream.client.steps import Policy
+from millstream.types import Gap, StreamInfo
 
 if TYPE_CHECKING:
-    from millstream.client.steps import Allocate, Operations, Policy, Steps
+    from millstream.client.steps import Allocate, Operations, Steps
 
 T = TypeVar("T")
 Bytes: TypeAlias = bytes | bytearray
@@ -117,10 +118,10 @@ def tails_steps(
     operations: Operations,
     policy: Policy,
     *,
-    streams: Sequence[str | Mapping[str, Any]] | None,
-    pattern: str | None,
-    cursor: str | None,
-    wait_ms: int,
+    streams: Sequence[str | Mapping[str, Any]] | None = None,
+    pattern: str | None = None,
+    cursor: str | None = None,
+    wait_ms: int = 0,
 ) -> Steps[Tails]:
     """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it."""
     body: dict[str, Any] = (
@@ -157,6 +158,23 @@ def window_steps(
         gaps=parse_gaps(response.headers.get("millstream-gaps")),
         next=parse_next(response.headers.get("millstream-next")),
     )
+
+
+def info_steps(operations: Operations, path: str) -> Steps[StreamInfo]:
+    """What the server says about a stream, with its records and bytes if it can count them."""
+    info = yield from operations.info(path)
+    if info.incarnation is None:
+        return info
+    policy = Policy(attempts=operations.retry.attempts)
+    try:
+        tails = yield from tails_steps(operations, policy, streams=[path])
+    except errors.NotSupported:
+        return info
+    for stream in tails.streams:
+        if stream.incarnation == info.incarnation:
+            count = stream.tail_number - stream.first_number
+            return replace(info, records=count, bytes=stream.bytes)
+    return info
 
 
 def _asked(

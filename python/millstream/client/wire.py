@@ -32,6 +32,7 @@ STREAM_ROOT: Final = "/v1/stream/"
 LIST_PATH: Final = "/-/api/streams"
 START: Final = "-1"
 NOW: Final = "now"
+TOKEN_CHARACTERS_MAX: Final = 16 * 1024
 # What RFC 3986 allows raw in a path; servers that key on the raw path see it as typed.
 _PATH_SAFE: Final = "/!$&'()*+,;=:@~-._"
 _JSON_SPACE: Final = " \t\r\n"
@@ -61,6 +62,32 @@ class Endpoint:
 
 def default_url() -> str:
     return os.environ.get("MILLSTREAM_URL") or DEFAULT_URL
+
+
+def check_token(token: str, where: str) -> str:
+    """A token that a header can carry; the text of a refusal never shows it."""
+    if (
+        not token
+        or len(token) > TOKEN_CHARACTERS_MAX
+        or not token.isascii()
+        or not token.isprintable()
+    ):
+        raise InvalidArgument(
+            f"{where} does not hold a token",
+            hint=f"one line of at most {TOKEN_CHARACTERS_MAX} printable characters",
+        )
+    return token
+
+
+def with_token(headers: Mapping[str, str], token: str | None) -> dict[str, str]:
+    """The headers with the token of the caller, else of MILLSTREAM_TOKEN unless they authorize already."""
+    where = "`token`"
+    if token is None and not any(name.lower() == "authorization" for name in headers):
+        token, where = os.environ.get("MILLSTREAM_TOKEN", "").strip(), "MILLSTREAM_TOKEN"
+    if not token:
+        return dict(headers)
+    kept = {name: value for name, value in headers.items() if name.lower() != "authorization"}
+    return {**kept, "Authorization": f"Bearer {check_token(token, where)}"}
 
 
 def parse_url(url: str) -> Endpoint:
@@ -216,6 +243,18 @@ def time_text(value: datetime | int | str) -> str:
         value = value.astimezone() if value.tzinfo is None else value
         return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return str(value)
+
+
+def time_ms(value: datetime | int | str) -> int:
+    """The same as milliseconds since 1970."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if value.lstrip("-").isdigit() else datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidArgument(
+                f"`{value}` is no time", hint="write it like 2026-01-31T12:00:00Z"
+            ) from None
+    return math.floor(value.timestamp() * 1000) if isinstance(value, datetime) else value
 
 
 # ---------------------------------------------------------------------------- records

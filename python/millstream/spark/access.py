@@ -13,17 +13,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from millstream.client.reach import reach
 from millstream.client.sync.client import Client
-from millstream.client.wire import default_url, parse_url
+from millstream.client.wire import TOKEN_CHARACTERS_MAX, check_token, default_url, parse_url
 from millstream.errors import ConnectionFailed, InvalidArgument, OptionInvalid
 
 if TYPE_CHECKING:
     from millstream.spark.options import Options
-
-TOKEN_BYTES_MAX: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,7 @@ class Access:
 
     def connect(self) -> Client:
         """A client with the token as it is now on this machine."""
-        token = self.token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return Client(self.url, headers=headers)
+        return Client(self.url, token=self.token())
 
     @property
     def patience_seconds(self) -> float:
@@ -78,7 +74,7 @@ class Access:
             return _checked(value, f"the environment variable `{self.token_env}`")
         if self.token_file:
             try:
-                data = Path(self.token_file).read_bytes()[: TOKEN_BYTES_MAX + 1]
+                data = Path(self.token_file).read_bytes()[: TOKEN_CHARACTERS_MAX + 1]
             except OSError as error:
                 raise OptionInvalid(
                     f"the file `{self.token_file}` (option `tokenFile`) cannot be read here: "
@@ -90,13 +86,10 @@ class Access:
 
 
 def _checked(value: str, where: str) -> str:
-    """A token that a header can carry; the text of a refusal never shows it."""
-    if not value or len(value) > TOKEN_BYTES_MAX or not value.isascii() or not value.isprintable():
-        raise OptionInvalid(
-            f"{where} does not hold a token",
-            hint=f"one line of at most {TOKEN_BYTES_MAX} printable characters",
-        )
-    return value
+    try:
+        return check_token(value, where)
+    except InvalidArgument as error:
+        raise OptionInvalid(error.message, hint=error.hint) from None
 
 
 def access(options: Options) -> Access:

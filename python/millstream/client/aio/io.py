@@ -308,6 +308,10 @@ class AsyncAhead(Generic[T]):
             await asyncio.gather(task, return_exceptions=True)
 
 
+class AsyncArrowExport:
+    """Other libraries take Arrow from blocking iterators only: here `read_all` first."""
+
+
 async def settle() -> None:
     """One turn of the loop, in which closed connections finish closing before the loop itself may end."""
     await asyncio.sleep(0)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millstream.client.aio.client import run
-from millstream.client.aio.transport import AsyncPerformer
+from millstream.client.aio.transport import AsyncPerformer, run
 from millstream.client.pipeline_read import (
     NAMES_PER_REQUEST,
     StreamTail,
@@ -30,11 +29,17 @@ T = TypeVar("T")
 
 
 class AsyncPipelineReads:
-    """Asks until it is answered, for `patience_seconds`. `cancel` ends what waits, wherever it is called."""
+    """Asks until it is answered: for `patience_seconds`, or as often as the client was told to.
 
-    def __init__(self, client: AsyncClient, patience_seconds: float) -> None:
+    `cancel` ends what waits, wherever it is called.
+    """
+
+    def __init__(self, client: AsyncClient, patience_seconds: float | None = None) -> None:
         self._client = client
-        self._policy = Policy(patience_seconds=patience_seconds)
+        if patience_seconds is None:
+            self._policy = Policy(attempts=client._operations.retry.attempts)
+        else:
+            self._policy = Policy(patience_seconds=patience_seconds)
         self._stopped = False
         self._busy: set[AsyncPerformer] = set()
 

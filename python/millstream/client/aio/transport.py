@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream.client import steps
 from millstream.client.aio.io import AsyncChannel, AsyncEvent, AsyncLock, settle
@@ -33,10 +33,12 @@ from millstream.errors import ClientClosed
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from millstream.client.wire import Endpoint
+    from millstream.types import Batch, StreamInfo
 
+T = TypeVar("T")
 IDLE_CONNECTIONS_MAX: Final = 8
 IDLE_SECONDS_MAX: Final = 20.0
 """Shorter than any server's keep-alive, so that a pooled connection is rarely closed under us."""
@@ -256,3 +258,47 @@ class AsyncPerformer:
         connection = self._busy
         if connection is not None:
             connection.channel.interrupt()
+
+
+async def run(effects: steps.Steps[T], performer: AsyncPerformer) -> T:
+    """Perform a generator to its end and return its result."""
+    result: Any = None
+    failure: TransportFailure | None = None
+    try:
+        while True:
+            try:
+                effect = effects.send(result) if failure is None else effects.throw(failure)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            result, failure = None, None
+            try:
+                result = await performer.perform(effect)
+            except TransportFailure as error:
+                failure = error
+    finally:
+        effects.close()
+
+
+async def iterate(
+    effects: steps.Steps[None], performer: AsyncPerformer
+) -> AsyncGenerator[Batch | StreamInfo, None]:
+    """Perform a generator and give out what it emits."""
+    result: Any = None
+    failure: TransportFailure | None = None
+    try:
+        while True:
+            try:
+                effect = effects.send(result) if failure is None else effects.throw(failure)
+            except StopIteration:
+                return
+            result, failure = None, None
+            if isinstance(effect, steps.Emit):
+                yield effect.value
+                continue
+            try:
+                result = await performer.perform(effect)
+            except TransportFailure as error:
+                failure = error
+    finally:
+        effects.close()
+        performer.hangup()

@@ -19,7 +19,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition, Event, Lock
-from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 from millstream.client.http import (
     CONNECT_SECONDS_MAX,
@@ -34,7 +34,17 @@ if TYPE_CHECKING:
 
     from millstream.client.wire import Endpoint
 
-__all__ = ["Ahead", "Channel", "Condition", "Event", "Lock", "Waker", "Worker", "settle"]
+__all__ = [
+    "Ahead",
+    "ArrowExport",
+    "Channel",
+    "Condition",
+    "Event",
+    "Lock",
+    "Waker",
+    "Worker",
+    "settle",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -208,6 +218,18 @@ class Ahead(Generic[T]):
     def close(self) -> None:
         """Wait for the end of what goes on; its outcome is nobody's business."""
         self._thread.shutdown()
+
+
+class ArrowExport:
+    """Lets pyarrow, polars and DuckDB take an iterator of batches as it is."""
+
+    schema: Any
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        from millstream.client.arrow import load_pyarrow
+
+        reader = load_pyarrow().RecordBatchReader.from_batches(self.schema, iter(self))  # type: ignore[call-overload]
+        return reader.__arrow_c_stream__(requested_schema)
 
 
 def settle() -> None:

@@ -18,8 +18,7 @@ from millstream.client.pipeline_read import (
     window_steps,
 )
 from millstream.client.steps import Cancelled, Policy
-from millstream.client.sync.client import run
-from millstream.client.sync.transport import Performer
+from millstream.client.sync.transport import Performer, run
 from millstream.errors import ClientClosed
 
 if TYPE_CHECKING:
@@ -32,11 +31,17 @@ T = TypeVar("T")
 
 
 class PipelineReads:
-    """Asks until it is answered, for `patience_seconds`. `cancel` ends what waits, wherever it is called."""
+    """Asks until it is answered: for `patience_seconds`, or as often as the client was told to.
 
-    def __init__(self, client: Client, patience_seconds: float) -> None:
+    `cancel` ends what waits, wherever it is called.
+    """
+
+    def __init__(self, client: Client, patience_seconds: float | None = None) -> None:
         self._client = client
-        self._policy = Policy(patience_seconds=patience_seconds)
+        if patience_seconds is None:
+            self._policy = Policy(attempts=client._operations.retry.attempts)
+        else:
+            self._policy = Policy(patience_seconds=patience_seconds)
         self._stopped = False
         self._busy: set[Performer] = set()
 

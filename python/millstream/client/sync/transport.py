@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream.client import steps
 from millstream.client.http import (
@@ -35,10 +35,12 @@ from millstream.errors import ClientClosed
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from millstream.client.wire import Endpoint
+    from millstream.types import Batch, StreamInfo
 
+T = TypeVar("T")
 IDLE_CONNECTIONS_MAX: Final = 8
 IDLE_SECONDS_MAX: Final = 20.0
 """Shorter than any server's keep-alive, so that a pooled connection is rarely closed under us."""
@@ -254,3 +256,47 @@ class Performer:
         connection = self._busy
         if connection is not None:
             connection.channel.interrupt()
+
+
+def run(effects: steps.Steps[T], performer: Performer) -> T:
+    """Perform a generator to its end and return its result."""
+    result: Any = None
+    failure: TransportFailure | None = None
+    try:
+        while True:
+            try:
+                effect = effects.send(result) if failure is None else effects.throw(failure)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            result, failure = None, None
+            try:
+                result = performer.perform(effect)
+            except TransportFailure as error:
+                failure = error
+    finally:
+        effects.close()
+
+
+def iterate(
+    effects: steps.Steps[None], performer: Performer
+) -> Generator[Batch | StreamInfo, None, None]:
+    """Perform a generator and give out what it emits."""
+    result: Any = None
+    failure: TransportFailure | None = None
+    try:
+        while True:
+            try:
+                effect = effects.send(result) if failure is None else effects.throw(failure)
+            except StopIteration:
+                return
+            result, failure = None, None
+            if isinstance(effect, steps.Emit):
+                yield effect.value
+                continue
+            try:
+                result = performer.perform(effect)
+            except TransportFailure as error:
+                failure = error
+    finally:
+        effects.close()
+        performer.hangup()
