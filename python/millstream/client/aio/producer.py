@@ -82,7 +82,8 @@ class AsyncProducer:
 
     async def append(self, value: Any) -> None:
         """Take one record; it is sent soon, together with others. Raises what failed earlier."""
-        await self._prepare()
+        if not self._core.content_type:
+            await self._prepare()
         record = self._core.encode(value)
         with self._condition:
             self._check_open()

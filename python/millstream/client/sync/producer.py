@@ -84,7 +84,8 @@ class Producer:
 
     def append(self, value: Any) -> None:
         """Take one record; it is sent soon, together with others. Raises what failed earlier."""
-        self._prepare()
+        if not self._core.content_type:
+            self._prepare()
         record = self._core.encode(value)
         with self._condition:
             self._check_open()
