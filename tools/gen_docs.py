@@ -1,4 +1,4 @@
-"""The tables in docs/ that are made from the code: settings, command line, metrics, error codes.
+"""The parts of docs/ that are made from the code: settings, command line, metrics, error codes, the Python client.
 
 Run by hand after a change (`python tools/gen_docs.py`), and as `--check` by tests/docs, which fails with a diff when a
 document is stale. A document is written by hand except for its regions, each between two marks:
@@ -24,6 +24,7 @@ from pathlib import Path
 import click
 
 import durability_table
+import python_reference
 from millstream import errors, settings
 from millstream.cli.main import PROGRAM, cli
 from millstream.spark import options as spark_options
@@ -240,6 +241,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "durability": durability_table.durability,
     "spark-options": spark_option_tables,
+    "python-api": python_reference.python_api,
+    "python-aio": python_reference.python_aio,
 }
 
 

@@ -6,6 +6,7 @@ codes, settings, limits and metrics that a document names must exist, and none m
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from millstream import errors, settings
 from millstream._engine import Engine
+from millstream.client.producer import ProducerOptions
 from support.server import ROOT
 
 DOCS = ROOT / "docs"
@@ -139,6 +141,7 @@ def test_names_that_documents_use_exist() -> None:
     metrics = set(re.findall(r'"(millstream_[a-z_]+)"', tables))
     keys = {row.name for row in settings.TABLE}
     fields = {"lease_ttl_ms"} | _json_fields(DOCS / "reference" / "pipeline-http.md")
+    fields |= {one.name for one in dataclasses.fields(ProducerOptions)}
     for document in DOCS.rglob("*.md"):
         text = document.read_text()
         for name in re.findall(r"\bmillstream_[a-z_]+\b", text):

@@ -26,5 +26,5 @@ def control_call(
         (("Content-Type", "application/json"),) if document is not None else (),
         b"" if document is None else json.dumps(document).encode(),
     )
-    response = client.run(operations.call(request, "", safe=method != "POST"))
+    response = client._run(operations.call(request, "", safe=method != "POST"))
     return wire.json_object(response.body, path)

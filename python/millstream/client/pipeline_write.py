@@ -216,7 +216,7 @@ def append_numbered(
 def _answered(client: Client, request: Request, path: str, patience_seconds: float) -> Response:
     """One request, repeated until it is answered (I-PWR-1, I-PWR-2)."""
     policy = Policy(patience_seconds=patience_seconds, again=_unanswered)
-    return client.run(client._operations.repeat(request, path, policy))
+    return client._run(client._operations.repeat(request, path, policy))
 
 
 def _unanswered(error: errors.MillstreamError) -> bool:

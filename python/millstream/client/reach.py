@@ -26,7 +26,7 @@ PAUSE_SECONDS_MAX: Final = 1.0
 
 def reach(client: Client, patience_seconds: float) -> None:
     """Returns when the server has answered; raises the last failure when it has not by then."""
-    client.run(reach_steps(client._operations, patience_seconds))
+    client._run(reach_steps(client._operations, patience_seconds))
 
 
 def reach_steps(operations: Operations, patience_seconds: float) -> Steps[Response]:

@@ -70,7 +70,7 @@ class AsyncArrowBatches(AsyncArrowExport):
         table = await self.read_all()
         return table.to_pandas(**options)
 
-    async def records(self, *, as_json: bool) -> AsyncIterator[Record]:
+    async def _records(self, *, as_json: bool) -> AsyncIterator[Record]:
         """The rows one by one; needs the columns of `arrow.RECORD_COLUMNS` and one stream."""
         rows = arrow.RecordRows(as_json=as_json)
         async for batch in self:

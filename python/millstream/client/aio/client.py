@@ -122,7 +122,7 @@ class AsyncClient:
             fork_offset=fork_offset,
             fork_sub_offset=fork_sub_offset,
         )
-        info, created = await self.run(self._operations.create(path, options, data))
+        info, created = await self._run(self._operations.create(path, options, data))
         stream = AsyncStream(self, path, info.content_type)
         stream.created = created
         return stream
@@ -153,7 +153,7 @@ class AsyncClient:
         selection = arrow.Selection(None, pattern, wire.Start(None, since, tail))
         return AsyncArrowBatches(self, selection, gaps, columns)
 
-    async def run(self, steps: Steps[T]) -> T:
+    async def _run(self, steps: Steps[T]) -> T:
         """Perform an operation; for what stands beside the client."""
         return await run(steps, AsyncPerformer(self._pool))
 
@@ -218,13 +218,13 @@ class AsyncStream:
     async def content_type(self) -> str:
         """The stream's type; asked from the server once if it is not known yet."""
         if not self._content_type:
-            head = await self.client.run(self._operations.info(self.path))
+            head = await self.client._run(self._operations.info(self.path))
             self._content_type = head.content_type
         return self._content_type
 
     async def info(self) -> StreamInfo:
         """What the server says about the stream; a Millstream server also counts its records and bytes."""
-        info = await self.client.run(info_steps(self._operations, self.path))
+        info = await self.client._run(info_steps(self._operations, self.path))
         self._content_type = info.content_type
         return info
 
@@ -245,7 +245,7 @@ class AsyncStream:
         """
         options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
         content_type = await self.content_type
-        return await self.client.run(
+        return await self.client._run(
             self._operations.append(self.path, content_type, value, options)
         )
 
@@ -260,7 +260,7 @@ class AsyncStream:
         """Append several records. JSON streams take them all or none; byte streams one by one."""
         options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
         content_type = await self.content_type
-        return await self.client.run(
+        return await self.client._run(
             self._operations.append_many(self.path, content_type, values, options)
         )
 
@@ -302,7 +302,7 @@ class AsyncStream:
             rows = self.read_arrow(
                 offset, since=since, tail=tail, gaps=gaps, columns=arrow.RECORD_COLUMNS
             )
-            async for record in rows.records(as_json=as_json):
+            async for record in rows._records(as_json=as_json):
                 yield record
             return
         async for batch in self.read_batches(offset, since=since, tail=tail, gaps=gaps):
@@ -380,7 +380,7 @@ class AsyncStream:
 
     async def close(self) -> str:
         """Close the stream for ever: readers see its end, nobody can append. Returns the tail."""
-        return await self.client.run(self._operations.close(self.path))
+        return await self.client._run(self._operations.close(self.path))
 
     async def set_durability(self, durability: Durability | str) -> StreamInfo:
         """Give the stream another durability class; returns what the server says about it then.
@@ -388,10 +388,10 @@ class AsyncStream:
         What was written keeps at least the promise it was written under. A stronger class holds for
         the old records too, as soon as this returns.
         """
-        return await self.client.run(self._operations.set_durability(self.path, durability))
+        return await self.client._run(self._operations.set_durability(self.path, durability))
 
     async def delete(self) -> None:
-        await self.client.run(self._operations.delete(self.path))
+        await self.client._run(self._operations.delete(self.path))
 
     def _follow(
         self,

@@ -72,7 +72,7 @@ class ArrowBatches(ArrowExport):
         table = self.read_all()
         return table.to_pandas(**options)
 
-    def records(self, *, as_json: bool) -> Iterator[Record]:
+    def _records(self, *, as_json: bool) -> Iterator[Record]:
         """The rows one by one; needs the columns of `arrow.RECORD_COLUMNS` and one stream."""
         rows = arrow.RecordRows(as_json=as_json)
         for batch in self:

@@ -124,7 +124,7 @@ class Client:
             fork_offset=fork_offset,
             fork_sub_offset=fork_sub_offset,
         )
-        info, created = self.run(self._operations.create(path, options, data))
+        info, created = self._run(self._operations.create(path, options, data))
         stream = Stream(self, path, info.content_type)
         stream.created = created
         return stream
@@ -155,7 +155,7 @@ class Client:
         selection = arrow.Selection(None, pattern, wire.Start(None, since, tail))
         return ArrowBatches(self, selection, gaps, columns)
 
-    def run(self, steps: Steps[T]) -> T:
+    def _run(self, steps: Steps[T]) -> T:
         """Perform an operation; for what stands beside the client."""
         return run(steps, Performer(self._pool))
 
@@ -220,13 +220,13 @@ class Stream:
     def content_type(self) -> str:
         """The stream's type; asked from the server once if it is not known yet."""
         if not self._content_type:
-            head = self.client.run(self._operations.info(self.path))
+            head = self.client._run(self._operations.info(self.path))
             self._content_type = head.content_type
         return self._content_type
 
     def info(self) -> StreamInfo:
         """What the server says about the stream; a Millstream server also counts its records and bytes."""
-        info = self.client.run(info_steps(self._operations, self.path))
+        info = self.client._run(info_steps(self._operations, self.path))
         self._content_type = info.content_type
         return info
 
@@ -247,7 +247,7 @@ class Stream:
         """
         options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
         content_type = self.content_type
-        return self.client.run(self._operations.append(self.path, content_type, value, options))
+        return self.client._run(self._operations.append(self.path, content_type, value, options))
 
     def append_many(
         self,
@@ -260,7 +260,7 @@ class Stream:
         """Append several records. JSON streams take them all or none; byte streams one by one."""
         options = wire.AppendOptions(if_match=if_match, seq=seq, close=close)
         content_type = self.content_type
-        return self.client.run(
+        return self.client._run(
             self._operations.append_many(self.path, content_type, values, options)
         )
 
@@ -302,7 +302,7 @@ class Stream:
             rows = self.read_arrow(
                 offset, since=since, tail=tail, gaps=gaps, columns=arrow.RECORD_COLUMNS
             )
-            yield from rows.records(as_json=as_json)
+            yield from rows._records(as_json=as_json)
             return
         for batch in self.read_batches(offset, since=since, tail=tail, gaps=gaps):
             yield from batch.records
@@ -378,7 +378,7 @@ class Stream:
 
     def close(self) -> str:
         """Close the stream for ever: readers see its end, nobody can append. Returns the tail."""
-        return self.client.run(self._operations.close(self.path))
+        return self.client._run(self._operations.close(self.path))
 
     def set_durability(self, durability: Durability | str) -> StreamInfo:
         """Give the stream another durability class; returns what the server says about it then.
@@ -386,10 +386,10 @@ class Stream:
         What was written keeps at least the promise it was written under. A stronger class holds for
         the old records too, as soon as this returns.
         """
-        return self.client.run(self._operations.set_durability(self.path, durability))
+        return self.client._run(self._operations.set_durability(self.path, durability))
 
     def delete(self) -> None:
-        self.client.run(self._operations.delete(self.path))
+        self.client._run(self._operations.delete(self.path))
 
     def _follow(
         self,
