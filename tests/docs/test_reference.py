@@ -18,6 +18,7 @@ import pytest
 from millstream import errors, settings
 from millstream._engine import Engine
 from millstream.client.producer import ProducerOptions
+from millstream.client.retry import Retry
 from support.server import ROOT
 
 DOCS = ROOT / "docs"
@@ -141,7 +142,8 @@ def test_names_that_documents_use_exist() -> None:
     metrics = set(re.findall(r'"(millstream_[a-z_]+)"', tables))
     keys = {row.name for row in settings.TABLE}
     fields = {"lease_ttl_ms"} | _json_fields(DOCS / "reference" / "pipeline-http.md")
-    fields |= {one.name for one in dataclasses.fields(ProducerOptions)}
+    for options in (ProducerOptions, Retry):
+        fields |= {one.name for one in dataclasses.fields(options)}
     for document in DOCS.rglob("*.md"):
         text = document.read_text()
         for name in re.findall(r"\bmillstream_[a-z_]+\b", text):
