@@ -320,3 +320,32 @@ def test_async_follow_resumes_too() -> None:
         began = time.monotonic()
         assert asyncio.run(scenario(server.url)) == [0, 1, 2]
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+def test_async_close_from_another_task_ends_a_waiting_follower(mode: Any) -> None:
+    waiting = threading.Event()
+
+    def wait(peer: Peer) -> None:
+        if mode == "sse":
+            peer.send(SSE_HEAD)
+        waiting.set()
+        peer.wait_closed()
+
+    async def scenario(url: str) -> list[Any]:
+        async with millstream.aio.connect(url, retry=QUICK) as client:
+            follower = client.stream("a").follow(mode=mode)
+
+            async def follow() -> list[Any]:
+                return [record.value async for record in follower]
+
+            task = asyncio.create_task(follow())
+            assert await asyncio.to_thread(waiting.wait, 5)
+            await follower.aclose()
+            found = await asyncio.wait_for(task, 5)
+            assert follower.offset == "0_1"
+            return found
+
+    caught_up = page(b"[1]", "0_1", stream_up_to_date="true")
+    with ScriptedServer(script(("-1", caught_up), (f"live={mode}", wait))) as server:
+        assert asyncio.run(scenario(server.url)) == [1]

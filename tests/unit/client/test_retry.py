@@ -193,7 +193,8 @@ def test_an_early_refusal_of_a_large_body_is_understood() -> None:
         peer.problem(413, "payload_too_large", {"Connection": "close"})
         peer.wait_closed()
 
-    with ScriptedServer(refuse) as server, connect(server.url) as client:
+    # Told at once: the server takes no more of the body, so a client that only sends waits for its timeout.
+    with ScriptedServer(refuse) as server, connect(server.url, timeout_seconds=600) as client:
         with pytest.raises(errors.PayloadTooLarge):
             text_stream(client).append(b"x" * 50_000_000)
 
@@ -341,7 +342,7 @@ def test_async_understands_an_early_refusal() -> None:
         peer.wait_closed()
 
     async def scenario(url: str) -> None:
-        async with millstream.aio.connect(url, retry=QUICK) as client:
+        async with millstream.aio.connect(url, retry=QUICK, timeout_seconds=600) as client:
             with pytest.raises(errors.PayloadTooLarge):
                 await client.stream("a", content_type="text/plain").append(b"x" * 50_000_000)
 

@@ -294,11 +294,7 @@ class AsyncAhead(Generic[T]):
     async def result(self) -> T:
         assert self._task is not None
         task, self._task = self._task, None
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
+        return await task
 
     async def close(self) -> None:
         """Wait for the end of what goes on; its outcome is nobody's business."""
