@@ -252,7 +252,7 @@ def time_ms(value: datetime | int | str) -> int:
             value = int(value) if value.lstrip("-").isdigit() else datetime.fromisoformat(value)
         except ValueError:
             raise InvalidArgument(
-                f"`{value}` is no time", hint="write it like 2026-01-31T12:00:00Z"
+                f"`{value}` is not a time", hint="write it like 2026-01-31T12:00:00Z"
             ) from None
     return math.floor(value.timestamp() * 1000) if isinstance(value, datetime) else value
 
