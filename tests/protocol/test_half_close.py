@@ -114,6 +114,18 @@ def test_a_question_that_waits_is_answered_with_what_there_is(shared: Api, path:
         assert connection.is_closed_by_server()
 
 
+def test_questions_behind_one_that_waits_do_not_wait_either(shared: Api, path: str) -> None:
+    shared.put(path)
+    first = shared.call("POST", "/v1/tails", None, json.dumps({"streams": [path]}).encode())
+    asked = {"streams": [path], "cursor": first.json()["cursor"], "wait_ms": 60_000}
+    question = request_bytes("POST", "/v1/tails", None, json.dumps(asked).encode())
+    with shared.connect() as connection:
+        say(connection, question * 20)
+        for _ in range(20):
+            assert connection.read_response().json()["streams"] == []
+        assert connection.is_closed_by_server()
+
+
 def test_a_long_poll_is_answered_with_what_there_is(api: Api, path: str) -> None:
     tail = api.put(path).offset
     poll = request_bytes("GET", Api.target(path, offset=tail, live="long-poll"))

@@ -16,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::model::{Class, Gate};
 use crate::serve::http::ChunkDecoder;
 use crate::serve::live::{LongPoll, Sse};
+use crate::serve::pipeline::waits::Asker;
 use crate::serve::pipeline::{Job, Unsent};
 use crate::serve::timing::{self, TimingSlot};
 use crate::shard::commit::Shard;
@@ -40,7 +41,7 @@ pub enum Phase {
     /// The control plane is working on the request.
     Proxied,
     /// A worker of the pipeline has the request.
-    Working,
+    Working(Arc<Asker>),
     /// An answer of the pipeline is on its way, in the buffers that the worker wrote.
     Handing(Box<Handing>),
     /// The last bytes go out, then the rest of the input is discarded for a moment and the socket closed.

@@ -130,9 +130,7 @@ impl Reactor {
                 self.engine.metrics.sse_subscribers.sub(1);
             }
             Phase::Proxied => self.forget_upstream(conn.token),
-            Phase::Working => {
-                self.pipeline.forget(self.number, conn.token);
-            }
+            Phase::Working(asker) => self.pipeline.forget(&asker),
             _ => {}
         }
         self.release_body(&mut conn);
@@ -199,7 +197,7 @@ impl Reactor {
         conn.half_closed = true;
         match conn.phase {
             Phase::LongPoll(_) => self.finish_poll(conn, true),
-            Phase::Working => self.pipeline.hasten(self.number, conn.token),
+            Phase::Working(ref asker) => self.pipeline.hasten(asker),
             // An event stream ends behind its event: that is for the sending to see.
             _ => {}
         }
@@ -266,7 +264,7 @@ fn wants_input(conn: &Conn) -> bool {
         | Phase::LongPoll(_)
         | Phase::Sse(_)
         | Phase::Proxied
-        | Phase::Working
+        | Phase::Working(_)
         | Phase::Handing(_) => false,
     };
     takes_more && !conn.input_ended

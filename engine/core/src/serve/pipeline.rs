@@ -16,6 +16,7 @@ use crate::error::ErrorCode;
 use crate::metrics::Metrics;
 use crate::model::Gate;
 use crate::refusal::Refusal;
+use crate::serve::pipeline::waits::Asker;
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
@@ -30,7 +31,7 @@ mod read;
 mod rows;
 mod stage;
 mod tails;
-mod waits;
+pub mod waits;
 mod walk;
 
 /// A request on its way to a worker.
@@ -40,6 +41,7 @@ pub struct Job {
     /// Where the answer goes: the reactor's number and the connection's token.
     pub reactor: usize,
     pub conn: u64,
+    pub asker: Arc<Asker>,
     _reserved: Reserved,
 }
 

@@ -457,7 +457,7 @@ impl Reactor {
             Phase::Waiting(_) | Phase::Request if conn.blocked => self.give_up(conn),
             Phase::Chunked(_) if conn.paused && conn.blocked => self.give_up(conn),
             // The log, the control plane or a worker is slow, not the client.
-            Phase::Waiting(_) | Phase::Proxied | Phase::Working => {
+            Phase::Waiting(_) | Phase::Proxied | Phase::Working(_) => {
                 conn.deadline_ms = self.now_ms + 1000
             }
             Phase::Closing if conn.gate_count() > 0 => conn.deadline_ms = self.now_ms + 1000,
@@ -524,7 +524,7 @@ impl Reactor {
                     Phase::Waiting(_)
                         | Phase::Sending(_)
                         | Phase::Proxied
-                        | Phase::Working
+                        | Phase::Working(_)
                         | Phase::Handing(_)
                 )
         };

@@ -8,6 +8,7 @@ use crate::limits::TIGHT_OUTPUT_BYTES;
 use crate::serve::conn::{Conn, Handing, Phase};
 use crate::serve::http::{Head, Known};
 use crate::serve::pipeline::pool::{Finished, Outcome};
+use crate::serve::pipeline::waits::Asker;
 use crate::serve::pipeline::{Body, Job, Request, Reserved};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond::{self, Reply};
@@ -30,6 +31,7 @@ impl Reactor {
             metrics: Arc::clone(&self.engine.metrics),
             bytes: std::mem::take(&mut conn.reserved),
         };
+        let asker = Asker::new(conn.half_closed);
         let job = Job {
             call,
             request: Request {
@@ -39,10 +41,11 @@ impl Reactor {
             },
             reactor: self.number,
             conn: conn.token,
+            asker: Arc::clone(&asker),
             _reserved: reserved,
         };
         conn.job = Some((Box::new(job), body.len()));
-        conn.phase = Phase::Working;
+        conn.phase = Phase::Working(asker);
         Flow::Done
     }
 
@@ -74,7 +77,7 @@ impl Reactor {
         let Some(mut conn) = self.take(finished.conn) else {
             return;
         };
-        if !matches!(conn.phase, Phase::Working) {
+        if !matches!(conn.phase, Phase::Working(_)) {
             return self.put_back(conn);
         }
         let start = conn.output.len();

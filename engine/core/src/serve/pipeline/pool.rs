@@ -99,7 +99,7 @@ impl Pipeline {
     pub fn work(&self) {
         while let Some(job) = self.next() {
             if job.call == PipelineCall::Tails {
-                self.ask(job.reactor, job.conn, &job.request.body);
+                self.ask(&job);
                 continue;
             }
             let outcome = self.run_patiently(&job);

@@ -4,12 +4,14 @@
 //! answers those whom it concerns or who are out of time, and rests for a while in proportion to what that has cost,
 //! so that a busy server spends a bounded share of a core on those who wait.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::ErrorCode;
 use crate::limits::{TAILS_WAITING_MAX, TAILS_WAITING_MAX_BYTES};
 use crate::refusal::Refusal;
+use crate::serve::pipeline::Job;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::pool::Pipeline;
 use crate::serve::pipeline::tails::{self, Question};
@@ -20,16 +22,45 @@ const REST_MIN: Duration = Duration::from_millis(3);
 const REST_FACTOR: u32 = 10;
 const REST_MAX: Duration = Duration::from_millis(500);
 
+/// Whether a client still waits for the answer to its job. Its reactor says so, wherever the job is at that moment;
+/// whoever would wait on the client's behalf looks.
+#[derive(Default)]
+pub struct Asker(AtomicU8);
+
+const IN_A_HURRY: u8 = 1;
+const GONE: u8 = 2;
+
+impl Asker {
+    /// A client that sends nothing more waits for no news.
+    pub fn new(half_closed: bool) -> Arc<Asker> {
+        Arc::new(Asker(AtomicU8::new(if half_closed {
+            IN_A_HURRY
+        } else {
+            0
+        })))
+    }
+
+    fn is_gone(&self) -> bool {
+        self.0.load(Ordering::Acquire) == GONE
+    }
+
+    fn waits(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+}
+
 pub struct Waiting {
     question: Question,
     reactor: usize,
     conn: u64,
+    asker: Arc<Asker>,
     deadline: Instant,
 }
 
 impl Pipeline {
     /// Answers a question, now or when it has something to say.
-    pub fn ask(&self, reactor: usize, conn: u64, body: &[u8]) {
+    pub fn ask(&self, job: &Job) {
+        let (reactor, conn, body) = (job.reactor, job.conn, &job.request.body);
         let asked = Question::parse(&self.engine, &self.patterns, body).map_err(Undone::refused);
         let outcome = asked.and_then(|question| {
             let news = News::gather(&self.engine, std::iter::once(&question));
@@ -37,12 +68,15 @@ impl Pipeline {
             Ok((question, evaluated))
         });
         match outcome {
-            Ok((question, evaluated)) if !evaluated.is_news() && question.may_wait() => {
+            Ok((question, evaluated))
+                if !evaluated.is_news() && question.may_wait() && job.asker.waits() =>
+            {
                 let deadline = Instant::now() + Duration::from_millis(question.wait_ms);
                 self.park(Waiting {
                     question,
                     reactor,
                     conn,
+                    asker: Arc::clone(&job.asker),
                     deadline,
                 });
             }
@@ -72,24 +106,20 @@ impl Pipeline {
         self.engine.shard.changes.ring_now();
     }
 
-    /// The client has left. Returns whether it was waiting.
-    pub fn forget(&self, reactor: usize, conn: u64) -> bool {
-        let mut waits = self.waits.lock();
-        let before = waits.len();
-        waits.retain(|waiting| (waiting.reactor, waiting.conn) != (reactor, conn));
-        let gone = before - waits.len();
-        self.engine.metrics.pipeline_waiting.sub(gone as u64);
-        gone > 0
+    /// The client has left: nobody needs the answer.
+    pub fn forget(&self, asker: &Asker) {
+        self.tell(asker, GONE);
     }
 
     /// The client sends nothing more: what it waits for is answered with what there is.
-    pub fn hasten(&self, reactor: usize, conn: u64) {
-        let mut waits = self.waits.lock();
-        let asked = |waiting: &&mut Waiting| (waiting.reactor, waiting.conn) == (reactor, conn);
-        if let Some(waiting) = waits.iter_mut().find(asked) {
-            waiting.deadline = Instant::now();
-            self.engine.shard.changes.ring_now();
-        }
+    pub fn hasten(&self, asker: &Asker) {
+        self.tell(asker, IN_A_HURRY);
+    }
+
+    fn tell(&self, asker: &Asker, news: u8) {
+        asker.0.fetch_max(news, Ordering::AcqRel);
+        // A question that is being looked at, or about to be put aside, is looked at again.
+        self.engine.shard.changes.ring_now();
     }
 
     /// The thread's loop; ends after [`Pipeline::stop`].
@@ -122,8 +152,13 @@ impl Pipeline {
         );
         let mut kept = Vec::new();
         for mut waiting in looked_at {
-            let over =
-                Instant::now() >= waiting.deadline || self.engine.stopping.load(Ordering::Acquire);
+            if waiting.asker.is_gone() {
+                self.engine.metrics.pipeline_waiting.sub(1);
+                continue;
+            }
+            let over = Instant::now() >= waiting.deadline
+                || !waiting.asker.waits()
+                || self.engine.stopping.load(Ordering::Acquire);
             let outcome = match tails::evaluate(&self.engine, &waiting.question, &news) {
                 Ok(evaluated) if !evaluated.is_news() && !over => {
                     // Nothing up to here is news to it, so that the next look need not go back farther.
