@@ -159,6 +159,10 @@ impl Engine {
         // The rest of the stream is looked at soon, too.
         self.directory.damaged.suspect(owner.id);
         if !looks_here(owner, trouble.from, trouble.to, trouble.index) {
+            // The read that is repeated then goes around what was found: this is where the failure is told.
+            if wanted::is_noted() && !is_gone(owner) {
+                self.tell_of(error);
+            }
             return;
         }
         if let Err(error) = self.look_into(owner, trouble.from, trouble.to, trouble.index) {
@@ -281,6 +285,11 @@ impl Engine {
         }
     }
 
+    fn tell_of(&self, error: &io::Error) {
+        self.metrics.read_errors.add(1);
+        report!("read failed: {error}");
+    }
+
     /// A read error in the words of a reply; the log has the details.
     pub fn read_failed(&self, stream: &Stream, error: io::Error) -> Refusal {
         if wanted::is_noted() {
@@ -294,8 +303,7 @@ impl Engine {
                 "The stream was deleted while it was being read.",
             );
         }
-        self.metrics.read_errors.add(1);
-        report!("read failed: {error}");
+        self.tell_of(&error);
         Refusal::with(ErrorCode::Internal, "The stream's bytes could not be read.")
     }
 }
