@@ -184,7 +184,7 @@ def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_asked_for_must_make_sense() -> None:
-    with pytest.raises(InvalidArgument, match="nowhere to tell"):
+    with pytest.raises(InvalidArgument, match="nowhere to report to"):
         LagListener()
     with pytest.raises(InvalidArgument, match="`url`"):
         LagListener(stream="m")
