@@ -175,5 +175,5 @@ def test_a_failed_close_can_be_tried_again(start_server: Callable[..., Server]) 
 
 def test_a_misspelt_fault_is_no_fault(start_server: Callable[..., Server]) -> None:
     """A test that asks for a fault must not pass on a healthy disk."""
-    with pytest.raises(AssertionError, match="no test fault"):
+    with pytest.raises(AssertionError, match="not a test fault"):
         start_server(environment={FAIL: "fsync:1"})
