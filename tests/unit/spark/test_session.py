@@ -25,5 +25,5 @@ def test_nobody_listens_at_the_address_of_a_connect_server() -> None:
     "remote", ["127.0.0.1:15002", "spark://host:7077", "sc://", "sc://host:port"]
 )
 def test_no_address_of_a_connect_server(remote: str) -> None:
-    with pytest.raises(InvalidArgument, match="is not (the|an) address"):
+    with pytest.raises(InvalidArgument, match=r"is not (the|an) address"):
         build_session("nowhere", remote=remote)
