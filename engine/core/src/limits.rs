@@ -112,7 +112,7 @@ pub const PIPELINE_REQUEST_MAX_BYTES: usize = 8 * 1024 * 1024;
 pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
 /// Pipeline requests that wait for a worker; more are refused.
 pub const PIPELINE_QUEUE_MAX: usize = 256;
-/// Bytes of finished pipeline answers that clients have not taken yet; above this new reads are refused.
+/// Bytes of finished pipeline answers that clients have not taken yet; above this new ones are refused.
 pub const PIPELINE_ANSWERS_MAX_BYTES: u64 = 512 * 1024 * 1024;
 /// Streams that one question to `/v1/tails` may be about, and places that it may ask for.
 pub const TAILS_STREAMS_MAX: usize = 20_000;

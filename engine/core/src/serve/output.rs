@@ -71,6 +71,9 @@ impl Reactor {
             }
             let next = match &conn.phase {
                 Phase::Request | Phase::Chunked(_) if conn.paused => {
+                    if self.turn_over {
+                        break;
+                    }
                     self.unpause(conn);
                     Sent::All
                 }

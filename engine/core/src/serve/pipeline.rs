@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
+use crate::limits::PIPELINE_ANSWERS_MAX_BYTES;
 use crate::metrics::Metrics;
 use crate::model::Gate;
 use crate::refusal::Refusal;
@@ -100,6 +101,17 @@ impl Answer {
     fn body_bytes(&self) -> u64 {
         self.body.iter().map(|piece| piece.len() as u64).sum()
     }
+}
+
+/// Answers that clients have not taken are bounded together; each is made whole before it leaves.
+fn check_answers_room(engine: &Engine) -> Result<(), Undone> {
+    if engine.metrics.pipeline_answer_bytes.get() <= PIPELINE_ANSWERS_MAX_BYTES {
+        return Ok(());
+    }
+    Err(Undone::refused(Refusal::with(
+        ErrorCode::ServerBusy,
+        "Too many response bytes are waiting for clients to read them.",
+    )))
 }
 
 /// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.

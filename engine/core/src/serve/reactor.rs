@@ -36,6 +36,9 @@ const INLINE_SYNC_MAX_US: u64 = 3_000;
 const ACKS_BESIDE_WEAK: usize = 16;
 /// Rounds of gathering before a reactor commits by itself.
 const GATHER_ROUNDS: u32 = 4;
+/// How long pipelined requests are answered before everybody else is looked after, and how many of them at least.
+const TURN_US: u64 = 5_000;
+const REQUESTS_PER_LOOK: usize = 4;
 
 /// What became of a request.
 pub enum Flow {
@@ -91,6 +94,9 @@ pub struct Reactor {
     pub upstreams: Upstreams,
     pub pipeline: Arc<Pipeline>,
     pub round_has_reads: bool,
+    turn_began_us: u64,
+    /// Those who still have requests wait for the next round.
+    pub turn_over: bool,
     pub due: Vec<u64>,
 }
 
@@ -142,6 +148,8 @@ impl Reactor {
             upstreams: Upstreams::new(control_socket),
             pipeline,
             round_has_reads: false,
+            turn_began_us: 0,
+            turn_over: false,
             due: Vec::new(),
             engine,
         })
@@ -203,6 +211,7 @@ impl Reactor {
     fn read_clock(&mut self) {
         self.now_us = self.engine.doors.clock.monotonic_us();
         self.now_ms = self.now_us / 1000;
+        self.begin_turn(self.now_us);
         self.wall_ms = self.engine.now_ms();
         if self.wall_ms / 1000 != self.date_second {
             self.date_second = self.wall_ms / 1000;
@@ -216,6 +225,21 @@ impl Reactor {
         {
             self.begin_stop();
         }
+    }
+
+    fn begin_turn(&mut self, now_us: u64) {
+        self.turn_began_us = now_us;
+        self.turn_over = false;
+    }
+
+    /// Whether those who have been answered already let others go first. Requests differ a thousandfold in what they cost,
+    /// so it is time that counts; a client that does not pipeline is never asked.
+    pub fn turn_is_over(&mut self, answered: usize) -> bool {
+        if !self.turn_over && answered.is_multiple_of(REQUESTS_PER_LOOK) {
+            let now_us = self.engine.doors.clock.monotonic_us();
+            self.turn_over = now_us.saturating_sub(self.turn_began_us) > TURN_US;
+        }
+        self.turn_over
     }
 
     fn handle_events(&mut self, events: &[libc::epoll_event]) {
@@ -324,6 +348,7 @@ impl Reactor {
         }
         let (written, synced) = (self.engine.shard.written(), self.engine.shard.synced());
         let now_us = self.engine.doors.clock.monotonic_us();
+        self.begin_turn(now_us);
         // A slow sync lets out hundreds at once. Weak appends that come meanwhile are not kept waiting for all of
         // them: the rest follows in the next rounds.
         let mut left = if self.engine.shard.weak_is_recent() {

@@ -79,9 +79,11 @@ impl Reactor {
         self.work_on_input(conn);
     }
 
-    /// Answers requests in order as long as they are whole. Returns how many bytes were used up.
+    /// Answers requests in order as long as they are whole and it is this connection's turn. Returns how many bytes were
+    /// used up.
     fn requests(&mut self, conn: &mut Conn, data: &[u8]) -> usize {
         let mut at = 0;
+        let mut answered = 0;
         loop {
             let takes_requests = matches!(conn.phase, Phase::Request | Phase::Chunked(_));
             if takes_requests && self.is_full(conn) {
@@ -106,10 +108,15 @@ impl Reactor {
                 conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
                 return at;
             }
+            if answered > 0 && self.turn_is_over(answered) {
+                conn.paused = true;
+                return at;
+            }
             match self.one_request(conn, &data[at..]) {
                 Some(used) => at += used,
                 None => return at,
             }
+            answered += 1;
         }
     }
 

@@ -8,15 +8,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorCode;
-use crate::limits::{
-    PIPELINE_ANSWERS_MAX_BYTES, READ_MAX_BYTES, READ_MAX_BYTES_DEFAULT, READ_RANGES_MAX,
-};
+use crate::limits::{READ_MAX_BYTES, READ_MAX_BYTES_DEFAULT, READ_RANGES_MAX};
 use crate::model::{Gate, Offset, StreamId};
 use crate::refusal::Refusal;
-use crate::serve::pipeline::Answer;
 use crate::serve::pipeline::arrow::{Column, Encoder};
 use crate::serve::pipeline::tails::ToldGap;
 use crate::serve::pipeline::walk::{Next, Walk};
+use crate::serve::pipeline::{Answer, check_answers_room};
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::tails::{Place, is_reserved};
 use crate::stream::key::KeyPath;
@@ -182,12 +180,7 @@ struct RangeGap {
 
 pub fn run(engine: &Arc<Engine>, body: &[u8]) -> Result<Answer, Undone> {
     let read = Read::parse(body).map_err(Undone::refused)?;
-    if engine.metrics.pipeline_answer_bytes.get() > PIPELINE_ANSWERS_MAX_BYTES {
-        return Err(Undone::refused(Refusal::with(
-            ErrorCode::ServerBusy,
-            "Too many response bytes are waiting for clients to read them.",
-        )));
-    }
+    check_answers_room(engine)?;
     let mut walk = Walk::new(engine, &read, Encoder::new(&read.columns));
     walk.run()?;
     let mut headers = Vec::new();

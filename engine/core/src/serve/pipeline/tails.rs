@@ -15,7 +15,7 @@ use crate::model::{Offset, StreamId};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::patterns::{Pattern, Patterns};
-use crate::serve::pipeline::{Answer, Held};
+use crate::serve::pipeline::{Answer, Held, check_answers_room};
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::tails::{Found, Place, Tail, Wanted, is_reserved};
 use crate::stream::handle::Stream;
@@ -468,6 +468,7 @@ fn tell_found(found: &Result<Found, Refusal>) -> ToldFound<'_> {
 }
 
 pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> {
+    check_answers_room(engine)?;
     let streams = evaluated.streams.iter().map(|(tail, places)| ToldStream {
         name: &tail.name,
         incarnation: tail.incarnation.0.to_string(),
