@@ -142,6 +142,21 @@ def test_the_first_event_of_a_cold_stream_holds_up_nobody(cold: Api) -> None:
             assert received == wanted
 
 
+def test_a_large_cold_body_holds_up_nobody_while_it_leaves(cold: Api) -> None:
+    with cold.connect() as connection:
+        connection.send(request_bytes("GET", Api.target(NAME["large"])))
+        head = connection.read_head()
+        received = bytearray(b"".join(connection.take_what_is_there()))
+
+        def whole() -> bool:
+            received.extend(b"".join(connection.take_what_is_there()))
+            return len(received) >= int(head["content-length"])
+
+        # A reactor that waits for each piece answers a few others between two of them.
+        assert hot_requests(cold, whole) >= 10 * HOT_BETWEEN
+        assert received == LARGE
+
+
 def test_a_burst_of_cold_readers_gets_every_byte_while_others_go_on(cold: Api) -> None:
     names = [long_name(number) for number in range(3_000, CATALOG_STREAMS, 60)]
     connections = [cold.connect() for _ in names]

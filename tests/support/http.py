@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -262,6 +263,12 @@ class Connection:
         else:
             while self._buffer or self._fill(by()):
                 yield self._take(len(self._buffer), 0.0)
+
+    def take_what_is_there(self) -> Iterator[bytes]:
+        """Bytes that have arrived, without waiting for more."""
+        yield self._take(len(self._buffer), 0.0)
+        while select.select([self.socket], [], [], 0)[0] and (data := self.socket.recv(1 << 20)):
+            yield data
 
     def read_to_end(self) -> bytes:
         """Everything until the server closes."""

@@ -196,18 +196,12 @@ fn read_some_at(file: &dyn DiskFile, buffer: &mut [u8], position: u64) -> io::Re
     file.read_at(buffer, position)
 }
 
-/// Before the kernel moves bytes of a file: `WouldBlock` if that would wait for the disk and the thread must not. Then
-/// `ahead` bytes are wanted.
-pub fn check_at_hand(
-    file: &dyn DiskFile,
-    position: u64,
-    len: usize,
-    ahead: usize,
-) -> io::Result<()> {
+/// Before the kernel moves bytes of a file: `WouldBlock` if that would wait for the disk and the thread must not.
+pub fn check_at_hand(file: &dyn DiskFile, position: u64, len: usize) -> io::Result<()> {
     if wanted::may_wait() || file.is_cached(position, len) {
         return Ok(());
     }
-    fetched(file, position, ahead)
+    fetched(file, position, len)
 }
 
 /// Whether bytes that are not in the page cache were there a moment ago (`I-WAIT-1`).

@@ -61,6 +61,8 @@ pub struct Sending {
     pub position: u64,
     pub end: u64,
     pub suffix: Option<u8>,
+    /// Up to where bytes were in the page cache, and when that was seen: asking for each piece would cost.
+    pub at_hand: (u64, u64),
 }
 
 /// Bytes that belong to the connection and leave as they lie.

@@ -14,6 +14,8 @@ use crate::shard::engine::Engine;
 /// Pieces, and bytes of one piece, sent to one connection before others get their turn.
 const PIECES_PER_TURN: usize = 4;
 const PIECE_MAX_BYTES: usize = 256 * 1024;
+/// How long bytes that were in the page cache are taken to be there still.
+const AT_HAND_MS: u64 = 100;
 /// Times that one connection may go on with its pipelined requests before others get their turn.
 const STEPS_PER_TURN: usize = 4;
 
@@ -159,7 +161,13 @@ impl Reactor {
                 return self.body_is_sent(conn);
             }
             drop(wanted::take_noted());
-            let moved = move_piece(&self.engine, &mut self.piece, descriptor, sending);
+            let moved = move_piece(
+                &self.engine,
+                &mut self.piece,
+                descriptor,
+                sending,
+                self.now_ms,
+            );
             match moved {
                 Ok((0, _)) => {
                     let why = "its bytes end there";
@@ -280,7 +288,8 @@ fn move_piece(
     engine: &Engine,
     buffer: &mut [u8],
     socket: RawFd,
-    sending: &Sending,
+    sending: &mut Sending,
+    now_ms: u64,
 ) -> std::io::Result<(usize, usize)> {
     let left = usize::try_from(sending.end - sending.position).unwrap_or(usize::MAX);
     let more = sending.suffix.is_some();
@@ -298,8 +307,13 @@ fn move_piece(
     }
     if let Some(piece) = engine.in_file(&sending.stream, sending.position)? {
         let there = left.min(usize::try_from(piece.len).unwrap_or(usize::MAX));
-        let (count, ahead) = (there.min(PIECE_MAX_BYTES), there.min(LOAD_AHEAD_BYTES));
-        check_at_hand(&*piece.file, piece.file_position, count, ahead)?;
+        let count = there.min(PIECE_MAX_BYTES);
+        let (to, seen_ms) = sending.at_hand;
+        if sending.position + count as u64 > to || now_ms - seen_ms > AT_HAND_MS {
+            let ahead = there.min(LOAD_AHEAD_BYTES);
+            check_at_hand(&*piece.file, piece.file_position, ahead)?;
+            sending.at_hand = (sending.position + ahead as u64, now_ms);
+        }
         if let Some(sent) = piece.file.send_to(socket, piece.file_position, count) {
             return Ok((sent?, count));
         }

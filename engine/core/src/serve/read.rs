@@ -295,6 +295,7 @@ impl Reactor {
             position: window.start,
             end: window.end - comma,
             suffix,
+            at_hand: (0, 0),
         };
         if stored <= INLINE_BODY_BYTES {
             let copied = self.copy_body(&mut conn.output, stream, window);
