@@ -238,3 +238,28 @@ def test_a_disk_that_does_not_answer_does_not_keep_the_server_from_ending(
         api.wait_for_metric("millstream_cold_loads_waiting", 1)
         assert api.call("GET", "/-/health").status == 200
         api.server.stop()
+
+
+def test_a_request_that_names_two_removed_streams_is_answered(
+    start_server: Callable[..., Server],
+) -> None:
+    """Both may be in the catalog as far as memory knows, and neither leaves a trace when it is looked for there."""
+    settings = {"checkpoint_bytes": 65536, "wal_file_bytes": 65536, "streams_cached_max": 16}
+    api = Api(start_server(settings=settings))
+
+    def checkpoint() -> None:
+        """Twice: one that was under way may have missed what was written before."""
+        for _ in range(2):
+            before = api.metric("millstream_checkpoints_total")
+            while api.metric("millstream_checkpoints_total") == before:
+                api.post("filler", b"z" * 30_000)
+
+    api.put("filler")
+    for name in ("source", "target"):
+        assert api.put(name, b"1").status == 201
+    checkpoint()
+    for name in ("source", "target"):
+        assert api.delete(name).status == 204
+    checkpoint()
+    forked = api.put("target", headers={"Stream-Forked-From": api.target("source")})
+    assert (forked.status, forked.code) == (404, "fork_source_missing")

@@ -89,7 +89,7 @@ impl From<Failure> for io::Error {
 thread_local! {
     static NEVER_WAITS: Cell<bool> = const { Cell::new(false) };
     static NOTED: RefCell<Option<Wanted>> = const { RefCell::new(None) };
-    static TOLD: RefCell<Option<(Key, Told)>> = const { RefCell::new(None) };
+    static TOLD: RefCell<Vec<(Key, Told)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// From here on this thread notes what it would have to wait for.
@@ -112,9 +112,10 @@ pub fn may_wait() -> bool {
 /// For a thread that must not wait: what it was told about `key`. `None`: nothing, and so it is noted; the caller fails
 /// with [`would_block`].
 pub fn want(key: Key, fetch: impl FnOnce() -> Option<Fetch>) -> Option<Told> {
-    let told = TOLD.with_borrow(|told| match told {
-        Some((about, told)) if *about == key => Some(told.clone()),
-        _ => None,
+    let told = TOLD.with_borrow(|all| {
+        let mut newest_first = all.iter().rev();
+        let found = newest_first.find(|(about, _)| *about == key);
+        found.map(|(_, told)| told.clone())
     });
     if told.is_none() {
         note(key, fetch());
@@ -144,6 +145,14 @@ pub fn take_noted() -> Option<Wanted> {
 }
 
 /// What the looks that follow are told.
-pub fn tell(told: Option<(Key, Told)>) {
+pub fn tell(told: Vec<(Key, Told)>) {
     TOLD.set(told);
+}
+
+/// What they were told last that leaves no trace in memory: a request that needs several such answers has to keep them
+/// from one look to the next.
+pub fn take_absent() -> Vec<(Key, Told)> {
+    let mut told = TOLD.take();
+    told.retain(|(_, told)| matches!(told, Told::Absent(_)));
+    told
 }

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use crate::io::wanted::{Key, Told};
 use crate::limits::CONNECTION_FREE_BYTES;
 use crate::metrics::Metrics;
 use crate::model::{Class, Gate};
@@ -114,6 +115,8 @@ pub struct Conn {
     pub dead: bool,
     /// Something is being fetched from the disk before this connection can go on.
     pub loading: bool,
+    /// What is not there, as far as the request at the front has asked for it: at most the few streams that it names.
+    pub absent: Vec<(Key, Told)>,
     pub write_shut: bool,
     /// The peer has said that it sends nothing more; what it has sent before may still be in the socket.
     pub half_closed: bool,
@@ -165,6 +168,7 @@ impl Conn {
             blocked: false,
             dead: false,
             loading: false,
+            absent: Vec::new(),
             write_shut: false,
             half_closed: false,
             input_ended: false,

@@ -46,23 +46,26 @@ impl Reactor {
                 self.put_back(conn);
                 continue;
             }
-            wanted::tell(Some((loaded.key.clone(), loaded.told.clone())));
+            let mut told = std::mem::take(&mut conn.absent);
+            told.retain(|(key, _)| *key != loaded.key);
+            told.push((loaded.key.clone(), loaded.told.clone()));
+            wanted::tell(told);
             match conn.phase {
-                Phase::Waiting(_) => {
-                    self.resume(&mut conn);
-                    self.put_back(conn);
-                }
-                Phase::LongPoll(_) => {
-                    self.finish_poll(&mut conn, true);
-                    self.put_back(conn);
-                }
+                Phase::Waiting(_) => self.resume(&mut conn),
+                Phase::LongPoll(_) => self.finish_poll(&mut conn, true),
                 _ => {
                     conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
                     self.flush(&mut conn);
+                    wanted::tell(Vec::new());
                     self.put_back_flushed(conn);
+                    continue;
                 }
             }
-            wanted::tell(None);
+            let absent = wanted::take_absent();
+            if conn.loading {
+                conn.absent = absent;
+            }
+            self.put_back(conn);
         }
     }
 }

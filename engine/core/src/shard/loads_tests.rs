@@ -31,7 +31,7 @@ fn fetch(engine: &Engine) -> Told {
     engine.hand_out(&key, &told, kept.as_ref());
     let loaded = engine.loads.take_loaded(0).pop().expect("handed out");
     assert_eq!(loaded.conn, 7);
-    wanted::tell(Some((loaded.key.clone(), loaded.told.clone())));
+    wanted::tell(vec![(loaded.key.clone(), loaded.told.clone())]);
     told
 }
 
@@ -72,7 +72,7 @@ fn a_stream_is_found_after_it_was_fetched_and_absence_holds_until_the_catalog_ch
     let looked = std::thread::spawn(move || {
         wanted::never_wait();
         let key = Key::Path("absent".into());
-        wanted::tell(Some((key.clone(), Told::Absent(version))));
+        wanted::tell(vec![(key.clone(), Told::Absent(version))]);
         assert!(matches!(reactor.find("absent"), Err(Undone::Wait)));
         assert!(wanted::take_noted().is_some_and(|wanted| wanted.key == key));
         // New paths need no look at all once the walk is through.
