@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from support.classes import as_class
@@ -121,6 +123,20 @@ def test_full_windows_below_the_tail_are_immutable(shared: Api, path: str) -> No
     assert "immutable" not in (shared.get(path, offset="-1").get("cache-control") or "")
     again = shared.get(path, {"If-None-Match": window["etag"]}, offset=first)
     assert again.status == 304
+
+
+def test_what_was_up_to_date_is_not_confirmed_behind_the_tail(
+    start_server: Callable[..., Server],
+) -> None:
+    """A cache would go on saying that there is nothing more."""
+    api = Api(start_server(settings={"read_window_bytes": 4096}))
+    api.put("s")
+    api.post("s", b"x" * 4096)
+    first = api.get("s")
+    assert first.get("stream-up-to-date") == "true"
+    api.post("s", b"more")
+    again = api.get("s", {"If-None-Match": first["etag"]})
+    assert (again.status, again.body, again.get("stream-up-to-date")) == (200, first.body, None)
 
 
 def test_what_a_cache_may_keep_serves_pages_too(shared: Api, path: str) -> None:

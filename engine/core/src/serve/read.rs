@@ -418,10 +418,14 @@ impl Reactor {
     }
 }
 
-/// Incarnation, start, end with its epoch, and whether the end is the end for good. The epoch tells bytes that were lost
-/// from those that took their place.
+/// Incarnation, start, end with its epoch, and whether the end is the tail, for now or for good: a cache keeps the headers
+/// with the bytes. The epoch tells bytes that were lost from those that took their place.
 fn etag(stream: &Stream, window: &Window) -> String {
-    let mark = if window.closed { ":c" } else { "" };
+    let mark = match (window.closed, window.up_to_date) {
+        (true, _) => ":c",
+        (false, true) => ":t",
+        (false, false) => "",
+    };
     let (id, start, epoch, end) = (stream.id.0, window.start, window.next.epoch, window.end);
     format!("\"{id}:{start}:{epoch}:{end}{mark}\"")
 }
