@@ -1,4 +1,4 @@
-"""Clients that pipeline expensive requests take turns with everybody else, and answers that nobody takes are bounded."""
+"""Clients that pipeline expensive requests take turns with everybody else."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from support.http import Api, request_bytes
 from support.server import Server
 
-MIB = 1 << 20
-JSON = {"Content-Type": "application/json"}
 CLIENTS, PIPELINED = 20, 300
 
 
