@@ -296,6 +296,28 @@ def test_a_producer_goes_on_at_any_number_after_a_loss(
         assert api.read_all(stream).endswith(b"on,end")
 
 
+@pytest.mark.parametrize("name", WEAK)
+def test_what_a_producer_went_past_after_a_loss_is_no_duplicate(
+    server: Server, api: Api, path: str, name: str
+) -> None:
+    api.put(path, headers=as_class(name))
+    for seq in range(2):
+        api.post(path, b"%d," % seq, headers=producer("p", 2, seq))
+    server.crash_and_restart()
+    kept = api.read_all(path)
+    # It sends again what it has no answer for, and the newest of it comes first.
+    assert api.post(path, b"4,", headers=producer("p", 2, 4)).status == 200
+    for seq in (2, 3):
+        refused = api.post(path, b"%d," % seq, headers=producer("p", 2, seq))
+        assert (refused.status, refused.code) == (409, "producer_gap")
+        told = (refused["producer-expected-seq"], refused["producer-received-seq"])
+        assert told == ("5", str(seq))
+    assert api.post(path, b"4,", headers=producer("p", 2, 4)).status == 204
+    assert api.post(path, b"5,", headers=producer("p", 2, 5)).status == 200
+    assert api.post(path, b"3,", headers=producer("p", 2, 3)).code == "producer_gap"
+    assert api.read_all(path) == kept + b"4,5,"
+
+
 # --- changes of class, and forks --------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from support import ctrl_c
 from support.backup_load import Load
-from support.http import Api, Response, request_bytes
+from support.http import Api, Response, producer, request_bytes
 from support.server import Server, binary
 
 StartServer = Callable[..., Server]
@@ -172,6 +172,28 @@ def test_a_restored_stream_goes_on_in_a_new_epoch(
         again()
         assert copy.get("s", offset=lost).body == b"newer"
         assert copy.head("s").offset == new
+
+
+def test_numbers_that_a_producer_skipped_after_a_restore_are_no_duplicates(
+    api: Api, start_server: StartServer, tmp_path: Path
+) -> None:
+    api.put("s")
+    for seq in range(2):
+        assert api.post("s", b"%d," % seq, headers=producer("p", 0, seq)).status == 200
+    backed_up(api, tmp_path / "backup")
+    copied = start_server(data_dir=restored(tmp_path / "backup", tmp_path / "restored"))
+    copy = Api(copied)
+    assert copy.post("s", b"4,", headers=producer("p", 0, 4)).status == 200
+    for again in (lambda: None, copied.restart, copied.crash_and_restart):
+        again()
+        answers = {n: copy.post("s", b"x", headers=producer("p", 0, n)) for n in range(5)}
+        # What was stored before the backup, and what it went on with; nothing in between.
+        assert {n: answer.status for n, answer in answers.items()} == {
+            **{0: 204, 1: 204, 4: 204},
+            **{2: 409, 3: 409},
+        }
+        assert answers[2].code == "producer_gap"
+    assert copy.read_all("s") == b"0,1,4,"
 
 
 def create_many(api: Api, prefix: str, count: int) -> int:

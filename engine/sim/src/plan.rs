@@ -190,6 +190,7 @@ impl Plan {
             dice: dice.split(),
             large,
             classes,
+            sender: (0, 0),
         };
         let mut lives: Vec<Life> = (0..count).map(|_| drawer.life()).collect();
         // Most of what follows needs streams to happen to.
@@ -212,6 +213,8 @@ struct Drawer {
     large: bool,
     /// Drawn from for each new stream.
     classes: &'static [Class],
+    /// The path and the producer of the last append that had one: it often sends the next one, too.
+    sender: (usize, u8),
 }
 
 impl Drawer {
@@ -416,14 +419,21 @@ impl Drawer {
     }
 
     fn append(&mut self) -> Op {
-        let producer = self.dice.chance(2).then(|| ProducerWish {
-            id: self.dice.below(3) as u8,
-            new_epoch: self.dice.chance(10),
-            seq_step: self.dice.pick(&[0, 0, 0, 0, 0, -1, -1, -2, 1]),
+        let mut path = self.path();
+        let producer = self.dice.chance(2).then(|| {
+            if self.dice.chance(3) {
+                self.sender = (path, self.dice.below(3) as u8);
+            }
+            path = self.sender.0;
+            ProducerWish {
+                id: self.sender.1,
+                new_epoch: self.dice.chance(12),
+                seq_step: self.dice.pick(&[0, 0, 0, 0, 0, -1, -1, -2, -3, 1, 2]),
+            }
         });
         let close = self.dice.chance(24);
         Op::Append {
-            path: self.path(),
+            path,
             size: if close && self.dice.chance(2) {
                 0
             } else {

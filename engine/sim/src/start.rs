@@ -278,6 +278,7 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
                     epoch: known.epoch,
                     seq: known.last_seq,
                     stream_epoch: known.stream_epoch,
+                    skipped: known.skipped,
                 };
                 // Those of commits are not lost with the bytes.
                 if let [id @ b'a'..=b'z'] = id[..] {

@@ -175,12 +175,13 @@ fn decide_producer(state: &StreamState, tag: &ProducerTag<'_>, tail_epoch: u64) 
             refuse(ErrorCode::ProducerEpochInvalid)
         };
     }
-    if tag.seq <= known.last_seq {
+    if known.has(tag.seq) {
         return AppendDecision::Duplicate {
             epoch: known.epoch,
             last_seq: known.last_seq,
         };
     }
+    // Also of a number below that was skipped after a possible loss: nobody has what came with it.
     if tag.seq == known.last_seq + 1 {
         AppendDecision::Accept
     } else {

@@ -17,7 +17,7 @@ const STREAM_MEMORY_BYTES: u64 = size_of::<Stream>() as u64 + 160;
 /// A producer with an id of usual length.
 const PRODUCER_MEMORY_BYTES: u64 = size_of::<ProducerState>() as u64 + 80;
 /// The same in the catalog.
-const PRODUCER_ENTRY_BYTES: u64 = 128;
+const PRODUCER_ENTRY_BYTES: u64 = 192;
 
 /// What the gauges know of one stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

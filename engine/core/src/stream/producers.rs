@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Iter;
 
-use crate::codec::is_committer;
+use crate::codec::{ProducerTag, is_committer};
 use crate::limits::{COMMITTERS_PER_STREAM_MAX, PRODUCERS_PER_STREAM_MAX};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,48 @@ pub struct ProducerState {
     pub last_time_ms: u64,
     /// Epoch of the stream at its last append: a newer one means that its newest appends may be lost.
     pub stream_epoch: u64,
+    /// Numbers below `last_seq`, the end excluded, that it went past after a possible loss: the stream is not known
+    /// to have what came with them, so their repetition is no duplicate.
+    pub skipped: (u64, u64),
+}
+
+impl ProducerState {
+    /// The state after an append that was accepted, from the one before it. `weak`: what the stream remembers of a
+    /// producer may outlive the bytes that came with it.
+    pub fn after(
+        before: Option<ProducerState>,
+        tag: &ProducerTag<'_>,
+        time_ms: u64,
+        stream_epoch: u64,
+        weak: bool,
+    ) -> ProducerState {
+        let known = before.filter(|known| {
+            known.epoch == tag.epoch && !(weak && known.stream_epoch < stream_epoch)
+        });
+        let skipped = match known {
+            None => (0, tag.seq),
+            Some(known) if tag.seq <= known.last_seq + 1 => known.skipped,
+            // What lies between two holes counts as one of them: a refusal loses nothing.
+            Some(known) if known.has_skipped() => (known.skipped.0, tag.seq),
+            Some(known) => (known.last_seq + 1, tag.seq),
+        };
+        ProducerState {
+            epoch: tag.epoch,
+            last_seq: tag.seq,
+            last_time_ms: time_ms,
+            stream_epoch,
+            skipped,
+        }
+    }
+
+    pub fn has_skipped(&self) -> bool {
+        self.skipped.0 < self.skipped.1
+    }
+
+    /// Whether the stream has what came with this number.
+    pub fn has(&self, seq: u64) -> bool {
+        seq <= self.last_seq && !(self.skipped.0..self.skipped.1).contains(&seq)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +86,13 @@ impl Producers {
 
     pub fn iter(&self) -> Iter<'_, Box<[u8]>, ProducerState> {
         self.known.iter()
+    }
+
+    /// What a stored state says of a known producer beside the rest.
+    pub fn set_skipped(&mut self, id: &[u8], skipped: (u64, u64)) {
+        if let Some(known) = self.known.get_mut(id) {
+            known.skipped = skipped;
+        }
     }
 
     /// Remembers what a producer did last; a new one may need room.
@@ -105,6 +154,7 @@ mod tests {
             last_seq: 0,
             last_time_ms: time_ms,
             stream_epoch: 0,
+            skipped: (0, 0),
         }
     }
 

@@ -5,7 +5,7 @@
 //! start u64 | start records u64 | tail u64 | records u64 | last time u64 | applied u64 | control u64 | class since u64
 //! path short | content type short | later epochs u32 x (u64, u64)
 //! by flags: closed by (epoch, seq, short) | expiry | fork | stream seq short | producers u32 x (short, 4 x u64)
-//!           damaged u32 x (start u64, end u64)
+//!           damaged u32 x (start u64, end u64) | skipped numbers of producers u32 x (short, start u64, end u64)
 //! extents u32 x extent       (only in the catalog; a create frame has none)
 //! ```
 //!
@@ -31,6 +31,7 @@ const FORK: u8 = 8;
 const STREAM_SEQ: u8 = 16;
 const PRODUCERS: u8 = 32;
 const DAMAGED: u8 = 64;
+const SKIPPED: u8 = 128;
 /// Of a fork: its offset was asked for; the way to its ancestors is written down (older directories have forks without).
 const FORK_REQUESTED: u8 = 1;
 const FORK_LINE: u8 = 2;
@@ -95,6 +96,19 @@ fn flags(state: &StreamState) -> u8 {
         } else {
             DAMAGED
         })
+        | (if skipped(state).next().is_some() {
+            SKIPPED
+        } else {
+            0
+        })
+}
+
+/// The producers that went past numbers after a possible loss: few, so they stand apart from the rest.
+fn skipped(state: &StreamState) -> impl Iterator<Item = (&[u8], (u64, u64))> {
+    let producers = state.producers.iter().flat_map(|known| known.iter());
+    producers
+        .filter(|(_, known)| known.has_skipped())
+        .map(|(id, known)| (&**id, known.skipped))
 }
 
 /// Damage goes with the bytes that have it: others will stand at their positions.
@@ -150,6 +164,15 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
     if !damaged.is_empty() {
         put_count(out, damaged.len());
         for (start, end) in damaged {
+            put_u64(out, start);
+            put_u64(out, end);
+        }
+    }
+    let count = skipped(state).count();
+    if count > 0 {
+        put_count(out, count);
+        for (id, (start, end)) in skipped(state) {
+            put_short(out, id);
             put_u64(out, start);
             put_u64(out, end);
         }
@@ -307,6 +330,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
                     last_seq,
                     last_time_ms,
                     stream_epoch,
+                    skipped: (0, 0),
                 },
             );
         }
@@ -318,6 +342,13 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
             damaged.push((reader.u64()?, reader.u64()?));
         }
         state.damaged = Some(Box::new(damaged));
+    }
+    if flags & SKIPPED != 0 {
+        for _ in 0..reader.u32()? {
+            let id = reader.short()?;
+            let skipped = (reader.u64()?, reader.u64()?);
+            state.producers.as_mut()?.set_skipped(id, skipped);
+        }
     }
     Some(())
 }

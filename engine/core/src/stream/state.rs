@@ -496,12 +496,9 @@ impl StreamState {
     }
 
     fn remember_producer(&mut self, tag: &ProducerTag<'_>, time_ms: u64, stream_epoch: u64) {
-        let state = ProducerState {
-            epoch: tag.epoch,
-            last_seq: tag.seq,
-            last_time_ms: time_ms,
-            stream_epoch,
-        };
+        let weak = !self.class.waits_for_sync();
+        let before = self.producer(tag.id);
+        let state = ProducerState::after(before, tag, time_ms, stream_epoch, weak);
         self.producers
             .get_or_insert_default()
             .remember(tag.id, state);

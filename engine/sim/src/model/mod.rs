@@ -202,6 +202,13 @@ impl World {
         }
     }
 
+    /// Whether the stream has what this producer sent, or was closed by it.
+    pub fn has(&self, path: &str, tag: Option<Tag>) -> bool {
+        self.at(path).is_some_and(|stream| {
+            stream.closed_by == tag || stream.pieces.iter().any(|piece| piece.tag == tag)
+        })
+    }
+
     /// Does what an accepted append does, all of it at once. `sequence` is that of its frame, if it has one.
     pub fn append(&mut self, path: &str, wish: &AppendWish, sequence: u64, marks: Marks) {
         let Some(stream) = self.at_mut(path) else {
@@ -221,6 +228,7 @@ impl World {
         stream.pieces.extend(wish.piece.clone().map(|piece| Piece {
             gate,
             volatile,
+            tag: wish.tag,
             ..piece
         }));
         if let Some(tag) = wish.tag {
@@ -228,6 +236,7 @@ impl World {
                 epoch: tag.epoch,
                 seq: tag.seq,
                 stream_epoch: stream.epoch,
+                skipped: skipped_after(stream, tag),
             };
             stream.producers.insert(tag.id, state);
         }
@@ -340,8 +349,29 @@ fn judge_producer(stream: &StreamModel, tag: Tag) -> Outcome {
         };
     }
     match tag.seq {
+        seq if known.skipped.0 <= seq && seq < known.skipped.1 => {
+            Outcome::Refuse(ErrorCode::ProducerGap)
+        }
         seq if seq <= known.seq => Outcome::Duplicate,
         seq if seq == known.seq + 1 => Outcome::Accept,
         _ => Outcome::Refuse(ErrorCode::ProducerGap),
+    }
+}
+
+/// What a producer has left out once its append is taken. A weak stream that may have lost something vouches for nothing
+/// that came before.
+fn skipped_after(stream: &StreamModel, tag: Tag) -> (u64, u64) {
+    let known = stream.producers.get(&tag.id);
+    let Some(known) = known.filter(|known| known.epoch == tag.epoch) else {
+        return (0, tag.seq);
+    };
+    if stream.is_weak() && known.stream_epoch < stream.epoch {
+        return (0, tag.seq);
+    }
+    let next = known.seq + 1;
+    match known.skipped {
+        old if tag.seq <= next => old,
+        (from, to) if from < to => (from, tag.seq),
+        _ => (next, tag.seq),
     }
 }

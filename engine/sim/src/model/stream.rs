@@ -20,6 +20,8 @@ pub struct Piece {
     pub gate: Gate,
     /// Only this process has it.
     pub volatile: bool,
+    /// The producer that sent it.
+    pub tag: Option<Tag>,
 }
 
 impl Piece {
@@ -29,6 +31,7 @@ impl Piece {
             records,
             gate: Gate::OPEN,
             volatile: false,
+            tag: None,
         }
     }
 
@@ -54,6 +57,8 @@ pub struct Producer {
     pub seq: u64,
     /// The stream's epoch when this producer wrote last.
     pub stream_epoch: u64,
+    /// Numbers that it left out after a possible loss: from, and up to but not including.
+    pub skipped: (u64, u64),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

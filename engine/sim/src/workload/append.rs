@@ -87,6 +87,9 @@ impl Sim {
             return Err(format!("taken as {taken}, should be {predicted:?}"));
         }
         if done.duplicate {
+            if predicted == Outcome::Duplicate && !self.world.has(path, wish.tag) {
+                return Err("called a duplicate, and the stream does not have it".into());
+            }
             return self.answered_again(path, predicted, done.gate);
         }
         let (sequence, marks) = (self.engine().shard.staged(), self.marks());
