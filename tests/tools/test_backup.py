@@ -186,12 +186,9 @@ def test_numbers_that_a_producer_skipped_after_a_restore_are_no_duplicates(
     assert copy.post("s", b"4,", headers=producer("p", 0, 4)).status == 200
     for again in (lambda: None, copied.restart, copied.crash_and_restart):
         again()
-        answers = {n: copy.post("s", b"x", headers=producer("p", 0, n)) for n in range(5)}
+        answers = [copy.post("s", b"x", headers=producer("p", 0, n)) for n in range(5)]
         # What was stored before the backup, and what it went on with; nothing in between.
-        assert {n: answer.status for n, answer in answers.items()} == {
-            **{0: 204, 1: 204, 4: 204},
-            **{2: 409, 3: 409},
-        }
+        assert [answer.status for answer in answers] == [204, 204, 409, 409, 204]
         assert answers[2].code == "producer_gap"
     assert copy.read_all("s") == b"0,1,4,"
 
