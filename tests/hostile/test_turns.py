@@ -1,4 +1,4 @@
-"""Clients that pipeline expensive requests take turns with everybody else."""
+"""What makes much work at once is done in turns: everybody else goes on between them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import pytest
+
 from support.http import Api, request_bytes
 from support.server import Server
+from support.sse import EventStream
 
 CLIENTS, PIPELINED = 20, 300
+READERS = 3000
 
 
 def test_pipelined_requests_let_others_go_first(start_server: Callable[..., Server]) -> None:
@@ -35,3 +39,84 @@ def test_pipelined_requests_let_others_go_first(start_server: Callable[..., Serv
                 assert connection.read_response().status == 304
     passed = [later - earlier for earlier, later in zip([before, *seen], seen, strict=False)]
     assert max(passed) < CLIENTS * PIPELINED / 10, "one turn of those who pipeline, not all of it"
+
+
+def falling(api: Api, gauge: str) -> list[int]:
+    """What others see of a gauge until it is zero."""
+    seen = [READERS]
+    with api.connect() as connection:
+        while seen[-1] > 0:
+            text = connection.request("GET", "/-/metrics").text
+            seen.append(int(text.partition(f"\n{gauge} ")[2].split()[0]))
+    return seen
+
+
+def largest_step(seen: list[int]) -> int:
+    return max(before - after for before, after in zip(seen, seen[1:], strict=False))
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+def test_readers_of_one_stream_are_woken_in_turns(
+    start_server: Callable[..., Server], path: str, live: str
+) -> None:
+    api = Api(start_server(settings={"reactors": 1}), deadline_s=60)
+    tail = api.put(path).offset
+    gauge = {"long-poll": "millstream_long_polls", "sse": "millstream_sse_subscribers"}[live]
+    with ExitStack() as stack:
+        readers = [stack.enter_context(api.connect()) for _ in range(READERS)]
+        for reader in readers:
+            reader.send(request_bytes("GET", Api.target(path, offset=tail, live=live)))
+        api.wait_for_metric(gauge, READERS)
+        writer = stack.enter_context(api.connect())
+        headers = {"Content-Type": "text/plain", "Stream-Closed": "true"}
+        writer.send(request_bytes("POST", Api.target(path), headers, b"the end"))
+        seen = falling(api, gauge)
+        assert writer.read_response().status == 204
+        for reader in readers:
+            answer = reader.read_response()
+            assert (answer.status, answer.body.count(b"the end")) == (200, 1)
+    assert largest_step(seen) < READERS / 2, "a turn of those who read, not all of them"
+
+
+def test_readers_whose_time_is_up_together_are_told_in_turns(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    server = start_server(settings={"reactors": 1, "long_poll_timeout_ms": 3000})
+    api = Api(server, deadline_s=60)
+    tail = api.put(path).offset
+    with ExitStack() as stack:
+        readers = [stack.enter_context(api.connect()) for _ in range(READERS)]
+        with server.frozen():
+            for reader in readers:
+                reader.send(request_bytes("GET", Api.target(path, offset=tail, live="long-poll")))
+        api.wait_for_metric("millstream_long_polls", READERS)
+        seen = falling(api, "millstream_long_polls")
+        for reader in readers:
+            assert reader.read_response().status == 204
+    assert largest_step(seen) < READERS / 2, "a turn of those who are told, not all of them"
+
+
+def test_every_reader_gets_what_is_appended_while_others_are_woken(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    api = Api(start_server(settings={"reactors": 1}), deadline_s=60)
+    tail = api.put(path).offset
+    lines = [b"%04d " % number for number in range(200)]
+    with ExitStack() as stack:
+        readers = [stack.enter_context(api.connect()) for _ in range(READERS // 3)]
+        for reader in readers:
+            reader.send(request_bytes("GET", Api.target(path, offset=tail, live="sse")))
+        api.wait_for_metric("millstream_sse_subscribers", len(readers))
+        with api.connect() as writer:
+            headers = {"Content-Type": "text/plain"}
+            for number, line in enumerate(lines):
+                assert writer.request("POST", Api.target(path), headers, line).status == 204
+                if number % 10 == 0:
+                    # Those who leave in the middle take nobody's place.
+                    readers.pop(number * 7 % len(readers)).close()
+        assert api.close_stream(path).status == 204
+        for reader in readers:
+            events = EventStream(reader, reader.read_head()).until_end()
+            data = [event.data for event in events if event.kind == "data"]
+            assert "".join(data).encode() == b"".join(lines)
+    api.wait_for_metric("millstream_sse_subscribers", 0)

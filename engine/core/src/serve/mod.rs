@@ -29,4 +29,5 @@ pub mod sys;
 pub mod time;
 pub mod timing;
 pub mod waits;
+pub mod watchers;
 pub mod wheel;

@@ -1,7 +1,8 @@
 //! The event loop of one reactor thread.
 //!
 //! A round: take events, answer requests into output buffers, commit (itself, or by waking the commit thread),
-//! open gates, wake live readers, send. Acknowledgements leave before fan-out begins.
+//! open gates, wake live readers, send. Acknowledgements leave before fan-out begins. What is much at once is done in
+//! turns: a few milliseconds of it in each round.
 
 use crate::report;
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +19,7 @@ use crate::serve::proxy::Upstreams;
 use crate::serve::respond::{self, Reply};
 use crate::serve::sys::{self, Epoll};
 use crate::serve::time::http_date;
+use crate::serve::watchers::Watchers;
 use crate::serve::wheel::Wheel;
 use crate::shard::engine::Engine;
 use crate::shard::write::WriteScratch;
@@ -36,9 +38,10 @@ const INLINE_SYNC_MAX_US: u64 = 3_000;
 const ACKS_BESIDE_WEAK: usize = 16;
 /// Rounds of gathering before a reactor commits by itself.
 const GATHER_ROUNDS: u32 = 4;
-/// How long pipelined requests are answered before everybody else is looked after, and how many of them at least.
+/// How long those who are many at once (pipelined requests, readers of one stream, timers) are served before everybody
+/// else is looked after, and how many of them between looks at the clock.
 const TURN_US: u64 = 5_000;
-const REQUESTS_PER_LOOK: usize = 4;
+const SERVED_PER_LOOK: usize = 4;
 
 /// What became of a request.
 pub enum Flow {
@@ -86,8 +89,10 @@ pub struct Reactor {
     pub parked_written: VecDeque<(u64, u64)>,
     /// Connections whose front request waits for a commit.
     pub waiting: Vec<u64>,
-    pub watchers: HashMap<StreamId, Vec<u64>>,
-    pub woken: Vec<Arc<Stream>>,
+    pub watchers: HashMap<StreamId, Watchers>,
+    /// Streams that have changed, as they come, and those whose readers have not all been served since.
+    pub changed: Vec<Arc<Stream>>,
+    pub woken: VecDeque<StreamId>,
     pub flush_list: Vec<u64>,
     /// Pieces of events that were rendered last, for the next readers at the same place.
     pub pieces: VecDeque<Arc<Piece>>,
@@ -97,7 +102,8 @@ pub struct Reactor {
     turn_began_us: u64,
     /// Those who still have requests wait for the next round.
     pub turn_over: bool,
-    pub due: Vec<u64>,
+    /// Whose time has come, and who has not been looked at since.
+    due: VecDeque<u64>,
 }
 
 impl Reactor {
@@ -142,7 +148,8 @@ impl Reactor {
             parked_written: VecDeque::new(),
             waiting: Vec::new(),
             watchers: HashMap::new(),
-            woken: Vec::new(),
+            changed: Vec::new(),
+            woken: VecDeque::new(),
             flush_list: Vec::new(),
             pieces: VecDeque::new(),
             upstreams: Upstreams::new(control_socket),
@@ -150,7 +157,7 @@ impl Reactor {
             round_has_reads: false,
             turn_began_us: 0,
             turn_over: false,
-            due: Vec::new(),
+            due: VecDeque::new(),
             engine,
         })
     }
@@ -174,6 +181,7 @@ impl Reactor {
             self.resume_accepting();
             self.handle_events(&events[..count]);
             self.commit_and_settle(&mut events)?;
+            self.wake_readers();
             self.run_timers();
             self.flush_all();
             if self.has_staged() {
@@ -199,6 +207,8 @@ impl Reactor {
         if reached(&self.parked, shard.synced())
             || reached(&self.parked_written, shard.written())
             || !self.flush_list.is_empty()
+            || !self.woken.is_empty()
+            || !self.due.is_empty()
         {
             0
         } else if self.stopping {
@@ -227,15 +237,15 @@ impl Reactor {
         }
     }
 
-    fn begin_turn(&mut self, now_us: u64) {
+    pub fn begin_turn(&mut self, now_us: u64) {
         self.turn_began_us = now_us;
         self.turn_over = false;
     }
 
-    /// Whether those who have been answered already let others go first. Requests differ a thousandfold in what they cost,
-    /// so it is time that counts; a client that does not pipeline is never asked.
-    pub fn turn_is_over(&mut self, answered: usize) -> bool {
-        if !self.turn_over && answered.is_multiple_of(REQUESTS_PER_LOOK) {
+    /// Whether those who have been served already let others go first. They differ a thousandfold in what they cost, so it
+    /// is time that counts; a client that does not pipeline is never asked.
+    pub fn turn_is_over(&mut self, served: usize) -> bool {
+        if !self.turn_over && served.is_multiple_of(SERVED_PER_LOOK) {
             let now_us = self.engine.doors.clock.monotonic_us();
             self.turn_over = now_us.saturating_sub(self.turn_began_us) > TURN_US;
         }
@@ -373,26 +383,6 @@ impl Reactor {
             }
         }
         self.flush_all();
-        self.wake_readers();
-    }
-
-    fn wake_readers(&mut self) {
-        let mut woken = std::mem::take(&mut self.woken);
-        self.engine.shard.mailboxes[self.number].take_woken(&mut woken);
-        for stream in woken.drain(..) {
-            let tokens = self.watchers.get(&stream.id).cloned().unwrap_or_default();
-            for token in tokens {
-                if let Some(mut conn) = self.take(token) {
-                    // An event stream is asked for its next event by the sending.
-                    if matches!(conn.phase, Phase::LongPoll(_)) {
-                        self.finish_poll(&mut conn, false);
-                    }
-                    self.flush(&mut conn);
-                    self.put_back_flushed(conn);
-                }
-            }
-        }
-        self.woken = woken;
     }
 
     fn fail_parked(&mut self) {
@@ -417,49 +407,44 @@ impl Reactor {
         }
     }
 
-    pub fn register(&mut self, stream: &Arc<Stream>, token: u64) {
-        self.watchers.entry(stream.id).or_default().push(token);
-    }
-
-    pub fn unregister(&mut self, stream: &Arc<Stream>, token: u64) {
-        let Some(tokens) = self.watchers.get_mut(&stream.id) else {
-            return;
-        };
-        if let Some(at) = tokens.iter().position(|known| *known == token) {
-            tokens.swap_remove(at);
-        }
-        if tokens.is_empty() {
-            self.watchers.remove(&stream.id);
-            let _state = stream.lock();
-            stream.unwatch(self.number);
-        }
-    }
-
     pub fn arm(&mut self, conn: &mut Conn) {
         if conn.deadline_ms < conn.armed_ms {
             conn.armed_ms = self.wheel.arm(conn.token, conn.deadline_ms);
         }
     }
 
+    /// Looks at those whose time has come, for one turn: readers that came or were served together are due together.
     fn run_timers(&mut self) {
-        let mut due = std::mem::take(&mut self.due);
-        self.wheel.take_due(self.now_ms, &mut due);
-        for token in due.drain(..) {
-            if token >> KIND_SHIFT == KIND_UPSTREAM {
-                self.upstream_timeout(token);
-            } else if let Some(mut conn) = self.take(token) {
-                // Another entry will come for it later; this one is from an earlier deadline.
-                let current = self.now_ms >= conn.armed_ms;
-                if current {
-                    conn.armed_ms = u64::MAX;
-                }
-                if current && self.now_ms >= conn.deadline_ms {
-                    self.deadline(&mut conn);
-                }
-                self.put_back(conn);
+        self.wheel.take_due(self.now_ms, &mut self.due);
+        if self.due.is_empty() {
+            return;
+        }
+        self.begin_turn(self.engine.doors.clock.monotonic_us());
+        let mut seen = 0;
+        while let Some(token) = self.due.pop_front() {
+            self.run_timer(token);
+            seen += 1;
+            if self.turn_is_over(seen) {
+                return;
             }
         }
-        self.due = due;
+    }
+
+    fn run_timer(&mut self, token: u64) {
+        if token >> KIND_SHIFT == KIND_UPSTREAM {
+            self.upstream_timeout(token);
+        } else if let Some(mut conn) = self.take(token) {
+            // Another entry will come for it later; this one is from an earlier deadline.
+            let current = self.now_ms >= conn.armed_ms;
+            if current {
+                conn.armed_ms = u64::MAX;
+            }
+            if current && self.now_ms >= conn.deadline_ms {
+                self.deadline(&mut conn);
+                self.flush(&mut conn);
+            }
+            self.put_back_flushed(conn);
+        }
     }
 
     pub fn arm_upstream(&mut self, token: u64, at_ms: u64) {

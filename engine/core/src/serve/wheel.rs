@@ -1,6 +1,8 @@
 //! Timers: a wheel of slots. Arming costs a push; moving a deadline later costs nothing, because an entry that
 //! fires early is put back by its owner.
 
+use std::collections::VecDeque;
+
 const SLOTS: usize = 512;
 const TICK_MS: u64 = 50;
 
@@ -26,11 +28,11 @@ impl Wheel {
     }
 
     /// Takes everything that is due.
-    pub fn take_due(&mut self, now_ms: u64, due: &mut Vec<u64>) {
+    pub fn take_due(&mut self, now_ms: u64, due: &mut VecDeque<u64>) {
         let target = now_ms / TICK_MS;
         while self.done < target {
             self.done += 1;
-            due.append(&mut self.slots[self.done as usize % SLOTS]);
+            due.extend(self.slots[self.done as usize % SLOTS].drain(..));
             // After a long sleep one turn is enough: every slot has been seen.
             if target - self.done > SLOTS as u64 {
                 self.done = target - SLOTS as u64;
@@ -51,7 +53,7 @@ mod tests {
     fn fires_once_and_never_early_within_a_turn() {
         let mut wheel = Wheel::new(1000);
         wheel.arm(7, 1120);
-        let mut due = Vec::new();
+        let mut due = VecDeque::new();
         wheel.take_due(1100, &mut due);
         assert!(due.is_empty());
         wheel.take_due(1150, &mut due);
