@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
+import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -120,3 +123,45 @@ def test_every_reader_gets_what_is_appended_while_others_are_woken(
             data = [event.data for event in events if event.kind == "data"]
             assert "".join(data).encode() == b"".join(lines)
     api.wait_for_metric("millstream_sse_subscribers", 0)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_a_large_array_keeps_nobody_waiting_until_it_is_looked_through(
+    start_server: Callable[..., Server], path: str, method: str
+) -> None:
+    api = Api(start_server(settings={"reactors": 1, "durability": "memory"}), deadline_s=60)
+    headers = {"Content-Type": "application/json"}
+    body = b"[" + b"1," * 7_000_000 + b"1]"
+    stop, waits = threading.Event(), list[tuple[float, float]]()
+
+    def ask() -> None:
+        with api.connect() as connection:
+            while not stop.is_set():
+                began = time.monotonic()
+                assert connection.request("GET", "/-/health").status == 200
+                waits.append((began, time.monotonic()))
+
+    def share_of_the_longest_wait(target: str) -> float:
+        whole = request_bytes(method, target, headers, body)
+        with api.connect() as writer:
+            writer.send(whole[:-1])
+            began = time.monotonic()
+            writer.send(whole[-1:])
+            assert writer.read_response().status in (201, 204)
+            ended = time.monotonic()
+        while waits[-1][0] < ended:
+            assert time.monotonic() < ended + api.deadline_s
+        longest = max(to - since for since, to in waits if to > began and since < ended)
+        return longest / (ended - began)
+
+    if method == "POST":
+        api.put(path, b"", "application/json")
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        targets = [path if method == "POST" else f"{path}/{number}" for number in range(5)]
+        shares = [share_of_the_longest_wait(Api.target(target)) for target in targets]
+    finally:
+        stop.set()
+        asking.join()
+    assert statistics.median(shares) < 0.5, "others waited as long as it took to look through the array"

@@ -76,6 +76,10 @@ pub const LOAD_AHEAD_BYTES: usize = 1024 * 1024;
 pub const MARKED_APPEND_MIN_BYTES: u64 = 256 * 1024;
 pub const MARKED_APPENDS_MAX: usize = 1024;
 pub const MARK_STEP_BYTES: u32 = 64 * 1024;
+/// Bodies of at least this many bytes are looked through and stored by a worker: a reactor would stand still for it.
+pub const LARGE_WRITE_BYTES: usize = 1024 * 1024;
+/// Batches above this many bytes are written by the commit thread, never by a reactor.
+pub const INLINE_COMMIT_MAX_BYTES: usize = 1024 * 1024;
 /// Files kept open by the cold store.
 pub const OPEN_FILES_MAX: usize = 256;
 

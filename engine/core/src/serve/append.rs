@@ -10,16 +10,27 @@ use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond;
 use crate::shard::create::json_refusal;
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::write::Appended;
+use crate::shard::write::{Appended, WriteScratch};
 use crate::stream::append::{AppendRequest, check_syntax};
 use crate::stream::json;
 
 impl Reactor {
     pub fn post(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str, body: &[u8]) -> Flow {
-        match self.try_post(head, path, body) {
+        let appended = self.try_post(head, path, body);
+        self.answer_post(conn, head, body.is_empty(), appended)
+    }
+
+    pub fn answer_post(
+        &mut self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        close_only: bool,
+        appended: Result<Appended, Undone>,
+    ) -> Flow {
+        match appended {
             Ok(appended) => {
                 let start = conn.output.len();
-                self.render_appended(conn, head, &appended, body.is_empty());
+                self.render_appended(conn, head, &appended, close_only);
                 let measured = (!appended.duplicate).then_some(Measured {
                     class: appended.class,
                     received_us: conn.received_us,
@@ -32,35 +43,17 @@ impl Reactor {
     }
 
     fn try_post(&mut self, head: &Head<'_>, path: &str, body: &[u8]) -> Result<Appended, Undone> {
-        let request = parse_append(head, body).map_err(Undone::refused)?;
-        check_syntax(&request).map_err(Undone::refused)?;
-        let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
-        if stream.content_type.media != Media::Json || body.is_empty() {
-            let records = u32::from(!body.is_empty());
-            return self.engine.append(
-                &stream,
-                &request,
-                body,
-                Ok(records),
-                self.wall_ms,
-                &mut self.write_scratch,
-            );
-        }
+        let scratch = &mut self.write_scratch;
         self.wire.clear();
-        let records =
-            json::flatten_into(body, &mut self.wire).map_err(|error| json_refusal(&error));
-        let result = self.engine.append(
-            &stream,
-            &request,
-            &self.wire,
-            records,
+        append(
+            &self.engine,
+            head,
+            path,
+            body,
             self.wall_ms,
-            &mut self.write_scratch,
-        );
-        if self.wire.capacity() > 1 << 20 {
-            self.wire = Vec::new();
-        }
-        result
+            &mut self.wire,
+            scratch,
+        )
     }
 
     fn render_appended(
@@ -89,6 +82,27 @@ impl Reactor {
         }
         respond::end_empty(out, status);
     }
+}
+
+/// Performs an append. `wire` is empty, and needed for the messages of an array.
+pub fn append(
+    engine: &Engine,
+    head: &Head<'_>,
+    path: &str,
+    body: &[u8],
+    now_ms: u64,
+    wire: &mut Vec<u8>,
+    scratch: &mut WriteScratch,
+) -> Result<Appended, Undone> {
+    let request = parse_append(head, body).map_err(Undone::refused)?;
+    check_syntax(&request).map_err(Undone::refused)?;
+    let stream = engine.find(path)?.ok_or_else(Engine::missing)?;
+    if stream.content_type.media != Media::Json || body.is_empty() {
+        let records = u32::from(!body.is_empty());
+        return engine.append(&stream, &request, body, Ok(records), now_ms, scratch);
+    }
+    let records = json::flatten_into(body, wire).map_err(|error| json_refusal(&error));
+    engine.append(&stream, &request, wire, records, now_ms, scratch)
 }
 
 fn parse_append<'b>(head: &Head<'b>, body: &[u8]) -> Result<AppendRequest<'b>, Refusal> {

@@ -17,7 +17,18 @@ use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 impl Reactor {
     pub fn put(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str, body: &[u8]) -> Flow {
         let waited_ms = self.now_us.saturating_sub(conn.received_us) / 1000;
-        match self.try_put(head, path, body, self.wall_ms.saturating_sub(waited_ms)) {
+        let received_ms = self.wall_ms.saturating_sub(waited_ms);
+        let created = create(&self.engine, head, path, body, self.wall_ms, received_ms);
+        self.answer_put(conn, head, created)
+    }
+
+    pub fn answer_put(
+        &mut self,
+        conn: &mut Conn,
+        head: &Head<'_>,
+        created: Result<Created, Undone>,
+    ) -> Flow {
+        match created {
             Ok(created) => {
                 let start = conn.output.len();
                 self.render_created(conn, head, &created);
@@ -26,24 +37,6 @@ impl Reactor {
             }
             Err(undone) => self.answer_undone(conn, head, undone),
         }
-    }
-
-    fn try_put(
-        &mut self,
-        head: &Head<'_>,
-        path: &str,
-        body: &[u8],
-        received_ms: u64,
-    ) -> Result<Created, Undone> {
-        let source_path = match head.get(Known::StreamForkedFrom) {
-            Some(value) => Some(parse_source_path(value).map_err(Undone::refused)?),
-            None => None,
-        };
-        let request = CreateRequest {
-            received_ms,
-            ..parse_create(head, source_path.as_deref()).map_err(Undone::refused)?
-        };
-        self.engine.create(path, &request, body, self.wall_ms)
     }
 
     fn render_created(&self, conn: &mut Conn, head: &Head<'_>, created: &Created) {
@@ -105,6 +98,26 @@ impl Reactor {
             Err(undone) => self.answer_undone(conn, head, undone),
         }
     }
+}
+
+/// Performs a create that came at `received_ms`.
+pub fn create(
+    engine: &Engine,
+    head: &Head<'_>,
+    path: &str,
+    body: &[u8],
+    now_ms: u64,
+    received_ms: u64,
+) -> Result<Created, Undone> {
+    let source_path = match head.get(Known::StreamForkedFrom) {
+        Some(value) => Some(parse_source_path(value).map_err(Undone::refused)?),
+        None => None,
+    };
+    let request = CreateRequest {
+        received_ms,
+        ..parse_create(head, source_path.as_deref()).map_err(Undone::refused)?
+    };
+    engine.create(path, &request, body, now_ms)
 }
 
 fn parse_create<'b>(

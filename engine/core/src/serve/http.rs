@@ -156,6 +156,11 @@ pub struct Head<'b> {
 }
 
 impl<'b> Head<'b> {
+    /// The head as it was sent.
+    pub fn bytes(&self) -> &'b [u8] {
+        &self.buffer[..self.head_len]
+    }
+
     /// The value of the first line with this name, without surrounding blanks. For an absolute-form
     /// target `Host` is the target's authority, which replaces the header.
     #[inline]

@@ -1,4 +1,4 @@
-//! The pipeline paths: `/v1/tails`, `/v1/read`, `/v1/stage/{id}` and `/v1/commit`.
+//! The pipeline paths (`/v1/tails`, `/v1/read`, `/v1/stage/{id}` and `/v1/commit`), and writes with large bodies.
 //!
 //! What they do takes longer than a reactor may: a request whose body is whole leaves its connection as an owned
 //! [`Job`], a worker of the pool runs it, and the answer comes back through the reactor's mailbox. Reading order:
@@ -34,6 +34,7 @@ mod stage;
 mod tails;
 pub mod waits;
 mod walk;
+pub mod write;
 
 /// A request on its way to a worker.
 pub struct Job {
@@ -117,8 +118,8 @@ fn check_answers_room(engine: &Engine) -> Result<(), Undone> {
 /// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.
 pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Result<Answer, Undone> {
     match call {
-        // Asked elsewhere: it may wait.
-        PipelineCall::Tails => Err(Undone::refused(ErrorCode::Internal)),
+        // Asked elsewhere: it may wait, and is answered by the reactor.
+        PipelineCall::Tails | PipelineCall::Write(_) => Err(Undone::refused(ErrorCode::Internal)),
         PipelineCall::Read => read::run(engine, &request.body),
         PipelineCall::Stage(id) => stage::put(engine, id, request),
         PipelineCall::DropStage(id) => stage::delete(engine, id),

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
-use crate::limits::{EVENTS_MAX, RECEIVE_BYTES, SEND_PIECE_BYTES};
+use crate::limits::{EVENTS_MAX, INLINE_COMMIT_MAX_BYTES, RECEIVE_BYTES, SEND_PIECE_BYTES};
 use crate::model::StreamId;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::events::Piece;
@@ -334,11 +334,13 @@ impl Reactor {
     }
 
     /// What the reactor does itself. It syncs only where nobody with a weaker class could have to wait for
-    /// that, and writes where somebody waits for the write.
+    /// that, writes where somebody waits for the write, and leaves what is large to the commit thread.
     fn inline_work(&self) -> Option<Inline> {
         let shard = &self.engine.shard;
         let (has_disk, weak) = match shard.open() {
-            Ok(open) if !open.is_empty() => (open.has_disk, open.weak_frames > 0),
+            Ok(open) if !open.is_empty() && open.bytes.len() <= INLINE_COMMIT_MAX_BYTES => {
+                (open.has_disk, open.weak_frames > 0)
+            }
             _ => return None,
         };
         if has_disk {

@@ -3,8 +3,8 @@
 use crate::error::ErrorCode;
 use crate::io::wanted;
 use crate::limits::{
-    CONNECTION_FREE_BYTES, HEAD_MAX_BYTES, PIPELINE_REQUEST_MAX_BYTES, PROXY_REQUEST_MAX_BYTES,
-    STAGE_REQUEST_MAX_BYTES,
+    CONNECTION_FREE_BYTES, HEAD_MAX_BYTES, LARGE_WRITE_BYTES, PIPELINE_REQUEST_MAX_BYTES,
+    PROXY_REQUEST_MAX_BYTES, STAGE_REQUEST_MAX_BYTES,
 };
 use crate::refusal::Refusal;
 use crate::serve::conn::{ChunkedBody, Conn, Phase};
@@ -13,7 +13,9 @@ use crate::serve::http::{
 };
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond;
-use crate::serve::route::{Route, check_control_origin, is_pipeline, is_pipeline_read, route};
+use crate::serve::route::{
+    PipelineCall, Route, check_control_origin, is_pipeline, is_pipeline_read, route,
+};
 use crate::shard::damage::Condition;
 use crate::shard::engine::Undone;
 
@@ -45,15 +47,14 @@ impl Reactor {
             conn.deadline_ms = self.body_deadline(conn, conn.input.len());
             return;
         }
-        let input = std::mem::take(&mut conn.input);
-        let used = self.requests(conn, &input);
-        if used >= input.len() {
-            conn.input = Vec::new();
+        let mut input = std::mem::take(&mut conn.input);
+        let used = self.requests(conn, &input).min(input.len());
+        if conn.job.is_some() || used == input.len() {
+            conn.input = input.split_off(used);
             self.submit(conn, input);
         } else {
-            self.submit_copied(conn, &input[..used]);
+            input.drain(..used);
             conn.input = input;
-            conn.input.drain(..used);
         }
     }
 
@@ -356,6 +357,12 @@ impl Reactor {
             Err(refusal) => return self.answer_undone(conn, head, Undone::refused(refusal)),
         };
         match target {
+            Route::Stream(_)
+                if matches!(head.method, Method::Post | Method::Put)
+                    && body.len() >= LARGE_WRITE_BYTES =>
+            {
+                self.begin_job(conn, head, PipelineCall::Write(head.bytes().into()), body)
+            }
             Route::Stream(path) => match head.method {
                 Method::Post => self.post(conn, head, &path, body),
                 Method::Get => self.get(conn, head, &path),
@@ -364,7 +371,10 @@ impl Reactor {
                 Method::Delete => self.delete(conn, head, &path),
                 _ => self.answer_undone(conn, head, Undone::refused(ErrorCode::MethodNotAllowed)),
             },
-            Route::Pipeline(call) => self.begin_pipeline(conn, head, call, body),
+            Route::Pipeline(call) => {
+                self.engine.metrics.pipeline_requests.add(1);
+                self.begin_job(conn, head, call, body)
+            }
             Route::Preflight => {
                 let reply = self.reply_for(conn, head);
                 respond::preflight(&mut conn.output, &reply);

@@ -14,7 +14,7 @@ const STAGE_ROOT: &[u8] = b"/v1/stage/";
 /// Longest id of a stage.
 const STAGE_ID_MAX_BYTES: usize = 128;
 
-/// What is asked of the pipeline paths.
+/// What workers are asked for: the pipeline paths, and what else takes longer than a reactor may.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PipelineCall {
     Tails,
@@ -23,6 +23,8 @@ pub enum PipelineCall {
     Stage(Box<str>),
     DropStage(Box<str>),
     Commit,
+    /// POST or PUT of a stream with a large body, by its head.
+    Write(Box<[u8]>),
 }
 
 pub enum Route<'b> {

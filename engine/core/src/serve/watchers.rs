@@ -131,9 +131,15 @@ mod tests {
     fn a_wake_under_way_goes_once_around_from_where_it_is() {
         let mut readers = watchers(&[1, 2, 3, 4]);
         readers.wake();
-        assert_eq!((readers.take_next(), readers.take_next()), (Some(1), Some(2)));
+        assert_eq!(
+            (readers.take_next(), readers.take_next()),
+            (Some(1), Some(2))
+        );
         assert!(!readers.wake());
-        assert_eq!((readers.take_next(), readers.take_next()), (Some(3), Some(4)));
+        assert_eq!(
+            (readers.take_next(), readers.take_next()),
+            (Some(3), Some(4))
+        );
         assert_eq!(readers.take_next(), Some(1));
         assert!(!readers.wake());
         assert_eq!(served(&mut readers), [2, 3, 4, 1]);

@@ -4,29 +4,33 @@
 
 use std::sync::Arc;
 
-use crate::limits::TIGHT_OUTPUT_BYTES;
+use crate::io::wanted;
+use crate::limits::{HEAD_MAX_BYTES, TIGHT_OUTPUT_BYTES};
+use crate::model::Gate;
+use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Handing, Phase};
-use crate::serve::http::{Head, Known};
+use crate::serve::http::{Head, HttpError, Known, Parsed, parse_head};
 use crate::serve::pipeline::pool::{Finished, Outcome};
 use crate::serve::pipeline::waits::Asker;
-use crate::serve::pipeline::{Body, Job, Request, Reserved};
+use crate::serve::pipeline::write::Wrote;
+use crate::serve::pipeline::{Answer, Body, Job, Request, Reserved, Unsent};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond::{self, Reply};
 use crate::serve::route::PipelineCall;
+use crate::shard::engine::Undone;
 
 /// Answers up to this size are copied behind their head and leave in one call.
 const INLINE_BODY_BYTES: u64 = 64 * 1024;
 
 impl Reactor {
     /// Makes a job of a request that is whole; its body follows with [`Reactor::submit`].
-    pub fn begin_pipeline(
+    pub fn begin_job(
         &mut self,
         conn: &mut Conn,
         head: &Head<'_>,
         call: PipelineCall,
         body: &[u8],
     ) -> Flow {
-        self.engine.metrics.pipeline_requests.add(1);
         let reserved = Reserved {
             metrics: Arc::clone(&self.engine.metrics),
             bytes: std::mem::take(&mut conn.reserved),
@@ -80,61 +84,90 @@ impl Reactor {
         if !matches!(conn.phase, Phase::Working(_)) {
             return self.put_back(conn);
         }
+        conn.phase = Phase::Request;
+        let handing = match finished.outcome {
+            Outcome::Answered(answer, unsent) => self.put_answer(&mut conn, answer, unsent),
+            Outcome::Refused(refusal, gate) => {
+                self.put_refusal(&mut conn, &refusal, gate);
+                None
+            }
+            Outcome::Wrote(head, wrote) => {
+                self.answer_wrote(&mut conn, &head, wrote);
+                None
+            }
+        };
+        match handing {
+            Some(handing) => conn.phase = Phase::Handing(Box::new(handing)),
+            None => self.after_answer(&mut conn),
+        }
+        self.put_back(conn);
+    }
+
+    /// Renders an answer; returns what of it is too large to be copied.
+    fn put_answer(&mut self, conn: &mut Conn, answer: Answer, unsent: Unsent) -> Option<Handing> {
         let start = conn.output.len();
         let inline_max = if self.room_for_bodies() {
             INLINE_BODY_BYTES
         } else {
             TIGHT_OUTPUT_BYTES as u64
         };
-        let reply = Reply {
+        let reply = self.pipeline_reply(conn.keep_alive);
+        let out = &mut conn.output;
+        respond::begin(out, answer.status, &reply);
+        for (name, value) in &answer.headers {
+            respond::header(out, name, value);
+        }
+        respond::header(out, "Cache-Control", b"no-store");
+        let length = answer.body_bytes();
+        if answer.status == 204 {
+            respond::end_empty(out, answer.status);
+        } else {
+            respond::header(out, "Content-Type", answer.content_type.as_bytes());
+            respond::number_header(out, "Content-Length", length);
+            out.extend_from_slice(b"\r\n");
+        }
+        let mut handing = None;
+        if length > inline_max {
+            handing = Some(Handing {
+                pieces: answer.body.into(),
+                sent: 0,
+                _unsent: unsent,
+            });
+        } else {
+            answer.body.iter().for_each(|piece| out.extend(piece));
+        }
+        self.hold(conn, start, answer.gate);
+        handing
+    }
+
+    fn put_refusal(&mut self, conn: &mut Conn, refusal: &Refusal, gate: Gate) {
+        self.engine.metrics.refusals.add(1);
+        let start = conn.output.len();
+        let reply = self.pipeline_reply(conn.keep_alive);
+        respond::problem(&mut conn.output, refusal, &reply);
+        self.hold(conn, start, gate);
+    }
+
+    fn pipeline_reply(&self, keep_alive: bool) -> Reply<'_> {
+        Reply {
             date: &self.date,
             cors: false,
-            keep_alive: conn.keep_alive,
+            keep_alive,
             head_only: false,
             control: true,
-        };
-        let out = &mut conn.output;
-        let mut handing = None;
-        let gate = match finished.outcome {
-            Outcome::Answered(answer, unsent) => {
-                respond::begin(out, answer.status, &reply);
-                for (name, value) in &answer.headers {
-                    respond::header(out, name, value);
-                }
-                respond::header(out, "Cache-Control", b"no-store");
-                let length = answer.body_bytes();
-                if answer.status == 204 {
-                    respond::end_empty(out, answer.status);
-                } else {
-                    respond::header(out, "Content-Type", answer.content_type.as_bytes());
-                    respond::number_header(out, "Content-Length", length);
-                    out.extend_from_slice(b"\r\n");
-                }
-                if length > inline_max {
-                    handing = Some(Handing {
-                        pieces: answer.body.into(),
-                        sent: 0,
-                        _unsent: unsent,
-                    });
-                } else {
-                    answer.body.iter().for_each(|piece| out.extend(piece));
-                }
-                answer.gate
-            }
-            Outcome::Refused(refusal, gate) => {
-                self.engine.metrics.refusals.add(1);
-                respond::problem(out, &refusal, &reply);
-                gate
-            }
-        };
-        self.hold(&mut conn, start, gate);
-        match handing {
-            Some(handing) => conn.phase = Phase::Handing(Box::new(handing)),
-            None => {
-                conn.phase = Phase::Request;
-                self.after_answer(&mut conn);
-            }
         }
-        self.put_back(conn);
+    }
+
+    /// Answers a write as if the reactor had performed it.
+    fn answer_wrote(&mut self, conn: &mut Conn, head: &[u8], wrote: Result<Wrote, Undone>) {
+        drop(wanted::take_noted());
+        let Ok(Parsed::Complete(head)) = parse_head(head, &mut 0, HEAD_MAX_BYTES) else {
+            return self.refuse_bytes(conn, HttpError::BadRequest("the head changed"));
+        };
+        match wrote {
+            Ok(Wrote::Appended(appended)) => self.answer_post(conn, &head, false, Ok(appended)),
+            Ok(Wrote::Created(created)) => self.answer_put(conn, &head, Ok(created)),
+            Err(undone) => self.answer_undone(conn, &head, undone),
+        };
     }
 }

@@ -1,4 +1,4 @@
-//! The workers of the pipeline paths: a bounded queue of jobs, a few threads, and a list of finished ones per
+//! The workers of the pipeline paths and of large writes: a bounded queue of jobs, a few threads, and a list of finished ones per
 //! reactor.
 //!
 //! A worker may block: on the disk, on the log, on a lock. A job that must wait for the log (`Undone::Wait`) is run
@@ -17,6 +17,7 @@ use crate::model::Gate;
 use crate::refusal::Refusal;
 use crate::serve::pipeline::patterns::Patterns;
 use crate::serve::pipeline::waits::Waiting;
+use crate::serve::pipeline::write::{self, Wrote};
 use crate::serve::pipeline::{Answer, Job, Unsent, run};
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
@@ -53,6 +54,8 @@ pub struct Finished {
 pub enum Outcome {
     Answered(Answer, Unsent),
     Refused(Refusal, Gate),
+    /// What became of a write, and its head.
+    Wrote(Box<[u8]>, Result<Wrote, Undone>),
 }
 
 impl Pipeline {
@@ -90,23 +93,38 @@ impl Pipeline {
         };
         let refusal = Refusal::with(
             ErrorCode::ServerBusy,
-            "Too many pipeline requests are in progress.",
+            "Too many large requests are in progress.",
         );
-        self.finish(job.reactor, job.conn, Err(Undone::refused(refusal)));
+        let undone = Undone::refused(refusal);
+        match job.call {
+            PipelineCall::Write(head) => {
+                self.hand_back(job.reactor, job.conn, Outcome::Wrote(head, Err(undone)));
+            }
+            _ => self.finish(job.reactor, job.conn, Err(undone)),
+        }
     }
 
     /// A worker's loop; ends after [`Pipeline::stop`].
     pub fn work(&self) {
         while let Some(job) = self.next() {
-            if job.call == PipelineCall::Tails {
-                self.ask(&job);
-                continue;
-            }
-            let outcome = self.run_patiently(&job);
-            let (reactor, conn) = (job.reactor, job.conn);
+            let (engine, reactor, conn) = (&self.engine, job.reactor, job.conn);
+            let request = &job.request;
             // The body goes before the answer is told of.
-            drop(job);
-            self.finish(reactor, conn, outcome);
+            match &job.call {
+                PipelineCall::Tails => self.ask(&job),
+                PipelineCall::Write(head) => {
+                    let (head, received_ms) = (head.clone(), engine.now_ms());
+                    let wrote =
+                        self.patiently(|| write::run(engine, &head, &request.body, received_ms));
+                    drop(job);
+                    self.hand_back(reactor, conn, Outcome::Wrote(head, wrote));
+                }
+                call => {
+                    let outcome = self.patiently(|| run(engine, call, request));
+                    drop(job);
+                    self.finish(reactor, conn, outcome);
+                }
+            }
         }
     }
 
@@ -124,13 +142,14 @@ impl Pipeline {
         }
     }
 
-    fn run_patiently(&self, job: &Job) -> Result<Answer, Undone> {
+    /// Runs something again after the next commit for as long as it must wait for the log.
+    fn patiently<T>(&self, run: impl Fn() -> Result<T, Undone>) -> Result<T, Undone> {
         let shard = &self.engine.shard;
         let clock = &self.engine.doors.clock;
         let began_us = clock.monotonic_us();
         loop {
             let before = shard.synced();
-            let outcome = run(&self.engine, &job.call, &job.request);
+            let outcome = run();
             if !matches!(outcome, Err(Undone::Wait)) {
                 return outcome;
             }
@@ -167,6 +186,10 @@ impl Pipeline {
             Err(Undone::Refused { refusal, gate }) => Outcome::Refused(refusal, gate),
             Err(Undone::Wait) => Outcome::Refused(ErrorCode::ServerBusy.into(), Gate::OPEN),
         };
+        self.hand_back(reactor, conn, outcome);
+    }
+
+    fn hand_back(&self, reactor: usize, conn: u64, outcome: Outcome) {
         self.finished[reactor]
             .lock()
             .push(Finished { conn, outcome });
