@@ -247,3 +247,30 @@ def test_readers_of_one_large_record_share_its_pieces(tight: Server, path: str) 
         assert reader.control()["upToDate"] is True
         reader.connection.close()
     assert api.metric("millstream_read_bytes_total") - before < len(readers) * len(record)
+
+
+def test_listings_that_nobody_takes_are_bounded_and_leave_room_for_other_calls(
+    start_server: Callable[..., Server],
+) -> None:
+    settings = {"client_bytes_max": BUDGET, "send_timeout_ms": 120_000, "reactors": 1}
+    server = start_server(settings=settings)
+    api = Api(server, deadline_s=60.0)
+    long_name = "/".join(["n" * 200] * 4)
+    with api.connect() as connection:
+        creates = [request_bytes("PUT", Api.target(f"{long_name}/{n}"), TEXT) for n in range(1000)]
+        connection.send(b"".join(creates))
+        for _ in creates:
+            assert connection.read_response().status == 201
+    assert len(api.call("GET", "/-/api/streams?limit=1000").body) > 800 * KIB
+    before = server.rss_bytes()
+    listing, one = "/-/api/streams?limit=1000", f"/-/api/streams/{long_name}/7"
+    with crowd(api, request_bytes("GET", listing), 250) as clients:
+        for client in clients:
+            assert client.socket.recv(1, socket.MSG_PEEK), "an answer, or a refusal"
+        assert api.call("GET", one).status == 200
+        # The control plane makes 32 of them at once, each of 1 MiB and twice in memory for a moment.
+        assert server.peak_rss_bytes() - before < BUDGET + SLACK + 64 * MIB
+        assert api.metric("millstream_client_bytes") < BUDGET + MIB
+        assert api.metric("millstream_control_crowded_total") > 0
+    api.wait_for_metric("millstream_connections", 1)
+    assert api.metric("millstream_client_bytes") == 0

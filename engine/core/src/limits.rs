@@ -114,7 +114,7 @@ pub const PROXY_CONCURRENT_MAX: usize = 256;
 /// Bodies of the pipeline paths: questions and commits, and staged rows.
 pub const PIPELINE_REQUEST_MAX_BYTES: usize = 8 * 1024 * 1024;
 pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
-/// Pipeline requests that wait for a worker; more are refused.
+/// Pipeline requests and large writes that wait for a worker; more are refused.
 pub const PIPELINE_QUEUE_MAX: usize = 256;
 /// Bytes of finished pipeline answers that clients have not taken yet; above this new ones are refused.
 pub const PIPELINE_ANSWERS_MAX_BYTES: u64 = 512 * 1024 * 1024;

@@ -81,7 +81,7 @@ metrics! {
     scrubbed_bytes "counter" "millstream_scrubbed_bytes_total" "Bytes at rest that the scrub has checked.";
     scrub_passes "counter" "millstream_scrub_passes_total" "Completed passes of the scrub over all data.";
     pipeline_requests "counter" "millstream_pipeline_requests_total" "Requests to the pipeline paths.";
-    pipeline_queue "gauge" "millstream_pipeline_queue" "Pipeline requests that wait for a worker.";
+    pipeline_queue "gauge" "millstream_pipeline_queue" "Pipeline requests and large writes that wait for a worker.";
     pipeline_waiting "gauge" "millstream_pipeline_waiting" "Requests to /v1/tails that wait for a change.";
     pipeline_waiting_bytes "gauge" "millstream_pipeline_waiting_bytes" "Memory of requests to /v1/tails that wait or are being processed.";
     pipeline_answer_bytes "gauge" "millstream_pipeline_answer_bytes" "Bytes of pipeline answers that clients have not taken yet.";

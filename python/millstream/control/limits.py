@@ -14,11 +14,12 @@ LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1000
 CONCURRENT_REQUESTS_MAX: Final = 1024
 
-# Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a turn
-# to change subscriptions. Their sum stays below what one network thread forwards (256), so that short calls get through.
+# Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a listing
+# to be made, for a turn to change subscriptions. Their sum stays below what one network thread forwards (256), so that short calls get through.
 WAITING_CALLS_MAX: Final = 64
 CLASS_CHANGES_MAX: Final = 32
-MEMBERSHIP_CALLS_MAX: Final = 128
+LISTINGS_MAX: Final = 32
+MEMBERSHIP_CALLS_MAX: Final = 96
 
 # What one subscription may say about itself.
 SUBSCRIPTIONS_MAX: Final = 10_000

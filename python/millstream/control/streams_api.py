@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from starlette.routing import Route
 
@@ -19,6 +19,7 @@ from millstream.control.limits import (
     CLASS_CHANGES_MAX,
     LIST_LIMIT_DEFAULT,
     LIST_LIMIT_MAX,
+    LISTINGS_MAX,
     PATH_CHARS_MAX,
 )
 from millstream.settings import DURABILITY_CLASSES
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from millstream._engine import Engine, StreamEntry
 
+T = TypeVar("T")
 
 # What a refused change means to a client, by the engine's code.
 _CHANGE_REFUSED: Final = {
@@ -50,6 +52,7 @@ class StreamRoutes:
         # A change may wait for a checkpoint; listings do not wait behind it.
         self._changes = ThreadPoolExecutor(2, "millstream-change")
         self._changing = Lane(engine, CLASS_CHANGES_MAX)
+        self._listing = Lane(engine, LISTINGS_MAX)
 
     def routes(self) -> list[Route]:
         return [
@@ -69,7 +72,12 @@ class StreamRoutes:
         limit = _limit(query.get("limit"))
         if is_reserved(prefix) or max(len(prefix), len(after)) > PATH_CHARS_MAX:
             return JsonResponse({"streams": [], "next": None})
-        page = await self._in_pool(lambda: self._engine.list(prefix, after, limit + 1))
+        with self._listing.place():
+            return await self._in_pool(lambda: self._page(prefix, after, limit))
+
+    def _page(self, prefix: str, after: str, limit: int) -> Response:
+        """A page as it is sent: made whole on a thread, which keeps the loop free, and nothing but its bytes is kept."""
+        page = self._engine.list(prefix, after, limit + 1)
         shown = page[:limit]
         following = shown[-1]["path"] if len(page) > limit else None
         return JsonResponse({"streams": shown, "next": following})
@@ -116,7 +124,7 @@ class StreamRoutes:
             )
         return page[0]
 
-    async def _in_pool(self, work: Callable[[], list[StreamEntry]]) -> list[StreamEntry]:
+    async def _in_pool(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except EngineError as error:

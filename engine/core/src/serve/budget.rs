@@ -2,7 +2,7 @@
 //!
 //! Each buffer has a bound of its own; this one is for their sum, because clients that read nothing come by the
 //! thousand. `connections` counts what a connection buffers whenever it is put back, `live` the pieces of events that
-//! are kept. While there is room nothing is different. Without it nobody is refused, and nobody waits for others:
+//! are kept, `proxy` what arrives from the control plane. While there is room nothing is different. Without it nobody is refused, and nobody waits for others:
 //! answers are sent one by one, and what a socket does not take is forgotten and read again when it does.
 //!
 //! Invariants
@@ -28,6 +28,11 @@ impl Reactor {
     /// The same for what can be read again.
     pub fn room_for_bodies(&self) -> bool {
         self.room_below(self.engine.config.client_bytes_max / 2)
+    }
+
+    /// Whether an answer that cannot be read again, and of which `held` bytes are counted, may grow.
+    pub fn room_for_more(&self, held: u64) -> bool {
+        self.room_below(self.engine.config.client_bytes_max.saturating_add(held))
     }
 
     fn room_below(&self, bound: u64) -> bool {
@@ -100,5 +105,56 @@ impl Drop for Kept {
     }
 }
 
+/// What has arrived of an answer that its connection does not have yet.
+pub struct Arriving {
+    metrics: Arc<Metrics>,
+    counted: u64,
+}
+
+impl Arriving {
+    pub fn new(metrics: &Arc<Metrics>) -> Arriving {
+        Arriving {
+            metrics: Arc::clone(metrics),
+            counted: 0,
+        }
+    }
+
+    pub fn counted(&self) -> u64 {
+        self.counted
+    }
+
+    /// It takes this much memory now, which only grows.
+    pub fn grow(&mut self, memory: usize) {
+        let grown = (memory as u64).saturating_sub(self.counted);
+        self.metrics.client_bytes.add(grown);
+        self.counted += grown;
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.metrics.client_bytes.sub(self.counted);
+    }
+}
+
 /// How many connections keep a piece.
 pub type Keepers = AtomicU32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_arrives_is_counted_until_it_is_dropped() {
+        let metrics = Arc::new(Metrics::default());
+        let (mut one, mut other) = (Arriving::new(&metrics), Arriving::new(&metrics));
+        one.grow(100);
+        other.grow(50);
+        one.grow(300);
+        assert_eq!((one.counted(), metrics.client_bytes.get()), (300, 350));
+        drop(one);
+        assert_eq!(metrics.client_bytes.get(), 50);
+        drop(other);
+        assert_eq!(metrics.client_bytes.get(), 0);
+    }
+}

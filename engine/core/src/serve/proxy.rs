@@ -1,6 +1,6 @@
 //! The way to the control plane: a request goes whole over a private unix socket, its answer comes back whole.
 //!
-//! Bounded in size, number and time. The reactor never waits: an upstream is one more socket in its epoll.
+//! Bounded in size, number and time; what has arrived counts as held for its client (`budget`). The reactor never waits: an upstream is one more socket in its epoll.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,6 +10,7 @@ use crate::limits::{
     CONNECTION_FREE_BYTES, PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS,
 };
 use crate::refusal::Refusal;
+use crate::serve::budget::Arriving;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::{ChunkDecoder, Head, Method};
 use crate::serve::reactor::{Flow, KIND_UPSTREAM, Reactor};
@@ -48,9 +49,18 @@ struct Upstream {
     request: Vec<u8>,
     sent: usize,
     response: Vec<u8>,
+    arriving: Arriving,
     cors: bool,
     head_only: bool,
     deadline_ms: u64,
+}
+
+/// How far an answer has come.
+enum Exchanged {
+    Some,
+    Everything,
+    /// There is no room for the rest.
+    TooMuch,
 }
 
 impl Upstreams {
@@ -142,6 +152,7 @@ impl Reactor {
             request: render_request(head, body),
             sent: 0,
             response: Vec::new(),
+            arriving: Arriving::new(&self.engine.metrics),
             cors,
             head_only: head.method == Method::Head,
         };
@@ -160,8 +171,14 @@ impl Reactor {
             return;
         };
         match self.exchange(&mut upstream) {
-            Ok(false) => self.upstreams.put(upstream),
-            Ok(true) => self.deliver(upstream),
+            Ok(Exchanged::Some) => self.upstreams.put(upstream),
+            Ok(Exchanged::Everything) => self.deliver(upstream),
+            Ok(Exchanged::TooMuch) => {
+                // It is here whole or not at all, and there is nothing to read it again from.
+                let detail = "Too many responses are waiting for clients that do not read them.";
+                let refusal = Refusal::with(ErrorCode::ServerBusy, detail);
+                self.deliver_refusal(&upstream, refusal);
+            }
             Err(error) => {
                 let detail = format!("The control plane's response was cut short: {error}.");
                 self.deliver_refusal(
@@ -172,8 +189,8 @@ impl Reactor {
         }
     }
 
-    /// Moves bytes both ways; `true` when the answer is whole.
-    fn exchange(&mut self, upstream: &mut Upstream) -> io::Result<bool> {
+    /// Moves bytes both ways.
+    fn exchange(&mut self, upstream: &mut Upstream) -> io::Result<Exchanged> {
         let fd = upstream.socket.as_raw_fd();
         while upstream.sent < upstream.request.len() {
             match sys::send(fd, &upstream.request[upstream.sent..], false) {
@@ -194,24 +211,26 @@ impl Reactor {
         }
         loop {
             match sys::receive(fd, &mut self.piece) {
-                Ok(0) => return Ok(true),
+                Ok(0) => return Ok(Exchanged::Everything),
                 Ok(count) if upstream.response.len() + count > PROXY_RESPONSE_MAX_BYTES => {
                     return Err(io::Error::other("its response is too long"));
                 }
-                Ok(count) => upstream.response.extend_from_slice(&self.piece[..count]),
-                Err(error) if sys::would_block(&error) => return Ok(false),
+                Ok(count) => {
+                    upstream.response.extend_from_slice(&self.piece[..count]);
+                    if upstream.response.len() > CONNECTION_FREE_BYTES {
+                        if !self.room_for_more(upstream.arriving.counted()) {
+                            return Ok(Exchanged::TooMuch);
+                        }
+                        upstream.arriving.grow(upstream.response.capacity());
+                    }
+                }
+                Err(error) if sys::would_block(&error) => return Ok(Exchanged::Some),
                 Err(error) => return Err(error),
             }
         }
     }
 
     fn deliver(&mut self, upstream: Upstream) {
-        if upstream.response.len() > CONNECTION_FREE_BYTES && !self.room_for_replies() {
-            // It is here whole or not at all, and there is nothing to read it again from.
-            let detail = "Too many responses are waiting for clients that do not read them.";
-            let refusal = Refusal::with(ErrorCode::ServerBusy, detail);
-            return self.deliver_refusal(&upstream, refusal);
-        }
         let Some(mut conn) = self.take(upstream.conn) else {
             return;
         };
