@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import threading
@@ -55,7 +56,7 @@ def falling(api: Api, gauge: str) -> list[int]:
 
 
 def largest_step(seen: list[int]) -> int:
-    return max(before - after for before, after in zip(seen, seen[1:], strict=False))
+    return max(before - after for before, after in itertools.pairwise(seen))
 
 
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
@@ -164,4 +165,4 @@ def test_a_large_array_keeps_nobody_waiting_until_it_is_looked_through(
     finally:
         stop.set()
         asking.join()
-    assert statistics.median(shares) < 0.5, "others waited as long as it took to look through the array"
+    assert statistics.median(shares) < 0.5, "others waited until it was looked through"
