@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::io::release_memory;
 use crate::limits::WAL_SPARE_FILES;
 use crate::log::checkpoint::{Checkpoint, CheckpointError};
 use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
 use crate::model::{Extent, FileRef, StreamId};
 use crate::shard::commit::RetainedFile;
+use crate::shard::ebb::{Ebb, held_for_clients};
 use crate::shard::engine::Engine;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
@@ -146,6 +148,7 @@ impl Engine {
         let mut last_sweep_us = 0;
         let mut quiet = Quiet::default();
         let mut retry = Retry::default();
+        let mut ebb = Ebb::default();
         self.prepare_spares();
         self.sweep_orphans();
         loop {
@@ -176,6 +179,9 @@ impl Engine {
             }
             self.load_expiring(&mut expiry_cursor);
             let now_us = self.doors.clock.monotonic_us();
+            if ebb.is_over(held_for_clients(&self.metrics), now_us) {
+                release_memory();
+            }
             if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {
                 last_sweep_us = now_us;
                 self.sweep_expired(now_ms);
