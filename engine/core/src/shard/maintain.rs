@@ -194,6 +194,9 @@ impl Engine {
     /// Removes segment files that no stream names: left by a crash between a catalog commit and an unlink.
     fn sweep_orphans(&self) {
         let swept = self.cold.sweep_segments(&mut |owner, number| {
+            if self.stopping.load(Ordering::Acquire) {
+                return true;
+            }
             match self.directory.get_by_id(owner) {
                 Ok(Some(stream)) => {
                     let wanted = FileRef::Segment { owner, number };
@@ -433,10 +436,13 @@ impl Engine {
                     if snapshot::has_expiry(value) || snapshot::is_unneeded(value) {
                         expiring.push(path.to_vec());
                     }
-                    true
+                    !self.stopping.load(Ordering::Acquire)
                 });
         if let Err(error) = result {
             report!("the catalog could not be searched for expiring streams: {error}");
+            return;
+        }
+        if self.stopping.load(Ordering::Acquire) {
             return;
         }
         for path in expiring {
