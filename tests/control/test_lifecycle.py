@@ -155,7 +155,8 @@ def test_a_stop_waits_for_a_slow_disk_and_says_so(start_server: Callable[..., Se
 
 
 @pytest.mark.parametrize(
-    ("bound", "commits"), [("STILL_MAX_S", "itertools.repeat(0)"), ("STOP_MAX_S", "itertools.count()")]
+    ("bound", "commits"),
+    [("STILL_MAX_S", "itertools.repeat(0)"), ("STOP_MAX_S", "itertools.count()")],
 )
 def test_a_stop_that_stands_still_or_has_no_end_is_given_up(bound: str, commits: str) -> None:
     script = (
