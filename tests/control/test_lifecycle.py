@@ -140,6 +140,41 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
             process.kill()
 
 
+def test_a_stop_waits_for_a_slow_disk_and_says_so(start_server: Callable[..., Server]) -> None:
+    """Weak records are whole after a clean stop, however long the last sync takes."""
+    server = start_server(environment={"MILLSTREAM_FAULT_SYNC_DELAY_MS": "4000"}, deadline_s=60.0)
+    api = Api(server, deadline_s=DEADLINE_S)
+    assert api.put("weak", headers={"Stream-Durability": "memory"}).status == 201
+    tail = api.post("weak", b"acknowledged").offset
+    server.stop(DEADLINE_S)
+    assert "stopping: waiting for the log" in server.log()
+    server.environment.clear()
+    server.restart()
+    assert api.get("weak").body == b"acknowledged"
+    assert api.get("weak", offset=tail).get("stream-gap") is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "commits"),
+    [("STILL_MAX_S", "itertools.repeat(0)"), ("STOP_MAX_S", "itertools.count()")],
+)
+def test_a_stop_that_stands_still_or_has_no_end_is_given_up(bound: str, commits: str) -> None:
+    script = (
+        "import itertools, threading\n"
+        "from millstream.server import lifecycle\n"
+        f"lifecycle.{bound} = 0.3\n"
+        f"commits = {commits}\n"
+        "class Stopping:\n"
+        "    def stop_progress(self): return 'the log', 7, next(commits)\n"
+        "lifecycle._watch_stop(Stopping(), threading.Event())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ended.returncode == 1
+    assert "waiting for the log, streams to checkpoint: 7; exiting without" in ended.stderr
+
+
 def test_the_private_socket_is_gone_after_a_stop(start_server: Callable[..., Server]) -> None:
     with tempfile.TemporaryDirectory() as short:  # a long one would not be used
         server = start_server(environment={"TMPDIR": short})

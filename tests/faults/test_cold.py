@@ -70,7 +70,7 @@ def cold(start_server: Callable[..., Server], tmp_path: Path) -> Iterator[Api]:
     server.restart()
     assert api.put("hot", b"hot", "text/plain", MEMORY).status == 201
     yield api
-    # An orderly stop would wait for the slow walk through the catalog.
+    # An orderly stop would wait for what is being read.
     server.kill()
 
 
@@ -238,6 +238,12 @@ def test_a_disk_that_does_not_answer_does_not_keep_the_server_from_ending(
         api.wait_for_metric("millstream_cold_loads_waiting", 1)
         assert api.call("GET", "/-/health").status == 200
         api.server.stop()
+
+
+def test_a_stop_does_not_wait_for_the_walk_through_the_catalog(cold: Api) -> None:
+    """It follows each start and takes a minute here."""
+    assert isinstance(cold.server, Server)
+    cold.server.stop(30.0)
 
 
 def test_a_request_that_names_two_removed_streams_is_answered(

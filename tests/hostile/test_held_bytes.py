@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from support.http import Api, Connection, request_bytes
+from support.pipeline import Pipeline
 from support.server import Server
 from support.sse import Event, EventStream
 
@@ -22,6 +24,8 @@ BUDGET = 32 * MIB
 # Allocators keep some of what they were given back; the server's own buffers are of this order, too.
 SLACK = 40 * MIB
 PER_CONNECTION = 20 * KIB
+# What finished pipeline answers may take together (`PIPELINE_ANSWERS_MAX_BYTES`).
+ANSWERS_MAX = 512 * MIB
 
 
 @pytest.fixture
@@ -274,3 +278,70 @@ def test_listings_that_nobody_takes_are_bounded_and_leave_room_for_other_calls(
         assert api.metric("millstream_control_crowded_total") > 0
     api.wait_for_metric("millstream_connections", 1)
     assert api.metric("millstream_client_bytes") == 0
+
+
+def read_of_many_records(api: Api, path: str, window: int) -> bytes:
+    """A request to `/v1/read` whose answer is a window full of small records."""
+    api.put(path, content_type="application/octet-stream")
+    append = request_bytes(
+        "POST", Api.target(path), {"Content-Type": "application/octet-stream"}, b"d" * 1000
+    )
+    with api.connect() as connection:
+        for _ in range(9 * MIB // 1000 // 200):
+            connection.send(append * 200)
+            for _ in range(200):
+                assert connection.read_response().status == 204
+    asked = {"ranges": Pipeline(api).whole(path), "max_bytes": window}
+    return request_bytes("POST", "/v1/read", None, json.dumps(asked).encode())
+
+
+@contextmanager
+def untaken_answers(api: Api, request: bytes, wanted: int) -> Iterator[None]:
+    """Clients that take nothing, until so many bytes are held for them."""
+    with ExitStack() as stack:
+        until = time.monotonic() + api.deadline_s
+        while (held := api.metric("millstream_pipeline_answer_bytes")) <= wanted:
+            assert time.monotonic() < until, f"{held} of {wanted} bytes are held"
+            for _ in range(20):
+                stack.enter_context(stalled(api, request))
+            api.wait_for_metric("millstream_pipeline_queue", 0)
+        yield
+    api.wait_for_metric("millstream_pipeline_answer_bytes", 0)
+
+
+@pytest.mark.parametrize("window", [8 * MIB, 100 * KIB])
+def test_memory_of_answers_that_nobody_took_is_given_back(
+    tight: Server, path: str, window: int
+) -> None:
+    api = Api(tight, deadline_s=60.0)
+    request = read_of_many_records(api, path, window)
+    before = tight.rss_bytes()
+    # What allocators do with memory depends on what they were given back before.
+    for _ in range(3):
+        with untaken_answers(api, request, 256 * MIB):
+            assert tight.rss_bytes() - before > 200 * MIB
+        until = time.monotonic() + 20
+        while (kept := tight.rss_bytes() - before) > 2 * SLACK:
+            assert time.monotonic() < until, f"{kept >> 20} MiB are not given back"
+            time.sleep(0.1)
+
+
+def test_pipeline_answers_that_nobody_takes_are_bounded(tight: Server, path: str) -> None:
+    api = Api(tight, deadline_s=60.0)
+    window = 8 * MIB
+    request = read_of_many_records(api, path, window)
+    pipeline = Pipeline(api)
+    calls = [("/v1/tails", {"streams": [path]}), ("/v1/read", {"ranges": pipeline.whole(path)})]
+    with untaken_answers(api, request, ANSWERS_MAX):
+        refused = api.metric("millstream_refusals_total")
+        for target, question in calls:
+            answer = pipeline.post(target, question)
+            assert (answer.status, answer.code) == (503, "server_busy")
+            assert answer.get("retry-after")
+        assert api.metric("millstream_refusals_total") == refused + len(calls)
+        # Those that were being made when the bound was reached come on top: one for each worker.
+        held = api.metric("millstream_pipeline_answer_bytes")
+        assert held < ANSWERS_MAX + ((os.cpu_count() or 1) + 2) * window
+        works_for_others(api, path)
+    for target, question in calls:
+        assert pipeline.post(target, question).status == 200

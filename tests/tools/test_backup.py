@@ -193,6 +193,35 @@ def test_numbers_that_a_producer_skipped_after_a_restore_are_no_duplicates(
     assert copy.read_all("s") == b"0,1,4,"
 
 
+def test_offsets_of_the_time_that_a_restore_loses_are_a_gap(
+    server: Server, api: Api, start_server: StartServer, tmp_path: Path
+) -> None:
+    weak = {"Stream-Durability": "memory"}
+    assert api.put("weak", b"kept.", headers=weak).status == 201
+    for name in ("again", "closed"):
+        assert api.put(name, b"kept.").status == 201
+    assert api.close_stream("closed").status == 204
+    backed_up(api, tmp_path / "backup")
+    # An epoch that begins with a crash, and new lives of two paths.
+    server.crash_and_restart()
+    lost = {"weak": api.post("weak", b"lost.").offset}
+    for name, content in (("again", b"lost.lost."), ("closed", b"l")):
+        assert api.delete(name).status == 204
+        lost[name] = api.put(name, content).offset
+    copy = Api(start_server(data_dir=restored(tmp_path / "backup", tmp_path / "restored")))
+    for name in ("weak", "again"):
+        assert copy.post(name, b"newer").status == 204
+    for name, body in (("weak", b"newer"), ("again", b"newer"), ("closed", b"")):
+        answer = copy.get(name, offset=lost[name])
+        assert (answer.status, answer.body) == (200, body), answer
+        gap = dict(part.split("=", 1) for part in answer["stream-gap"].split("; "))
+        assert (gap["from"], gap["reason"]) == (lost[name], "restore")
+        assert copy.get(name, offset=gap["to"]).body == body
+    made_up = int(copy.head("weak").offset.split("_")[0]) + 1
+    assert copy.get("weak", offset=f"{made_up:016d}_{5:016d}").status == 400
+    assert copy.get("gone", offset=lost["weak"]).status == 404
+
+
 def create_many(api: Api, prefix: str, count: int) -> int:
     """Creates streams faster than one in a millisecond; the highest incarnation among them."""
     highest, step = 0, 500

@@ -153,6 +153,15 @@ fn kernel_boot_id() -> Option<BootId> {
     (digits.len() == 32).then(|| number.to_be_bytes())
 }
 
+/// Gives memory that the allocator keeps back to the system, as far as the allocator can.
+pub fn release_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointers, and takes the allocator's own locks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Fills `buffer` from `position`, through interruptions and short reads.
 /// A file that ends before that is `UnexpectedEof`.
 pub fn read_exact_at(file: &dyn DiskFile, buffer: &mut [u8], position: u64) -> io::Result<()> {

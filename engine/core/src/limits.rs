@@ -96,6 +96,9 @@ pub const CONNECTION_FREE_BYTES: usize = 16 * 1024;
 /// When that is used up: unsent output behind which nothing more is answered, and one read from a socket.
 pub const TIGHT_OUTPUT_BYTES: usize = 4 * 1024;
 pub const TIGHT_RECEIVE_BYTES: usize = 8 * 1024;
+/// Memory goes back to the system when so much was held for clients and, for so long, less than half of it is.
+pub const EBB_MIN_BYTES: u64 = 64 * 1024 * 1024;
+pub const EBB_US: u64 = 2_000_000;
 /// Pipelined requests whose replies wait for the log, per connection.
 pub const PIPELINE_MAX: usize = 4096;
 /// Bytes of one SSE data event rendered from a backlog (a single larger record still is one event).

@@ -106,6 +106,11 @@ impl Engine {
         py.detach(|| self.server.stop(Duration::from_millis(deadline_ms)))
     }
 
+    /// Changes while a stop gets on; the first part says what it waits for.
+    fn stop_progress(&self) -> (&'static str, usize, u64) {
+        self.server.stop_progress()
+    }
+
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let metrics = &self.server.engine.metrics;
         let status = PyDict::new(py);

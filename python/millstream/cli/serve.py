@@ -28,6 +28,7 @@ Durability, per stream; --durability is for streams that ask for none:
 \b
 A flag beats the environment, the environment beats the file, the file beats the default.
 Stop it with Ctrl-C or SIGTERM: what was acknowledged is safe, but for ephemeral records.
+It waits for a slow disk, up to 2 minutes, and says so; a second Ctrl-C ends it at once.
 """
 _METAVARS = {
     Kind.TEXT: "TEXT",

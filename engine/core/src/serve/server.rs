@@ -23,6 +23,9 @@ use crate::shard::engine::Engine;
 /// Below this much unsaved data a checkpoint at shutdown is worth its time.
 const STOP_CHECKPOINT_BYTES: u64 = 16 << 20;
 
+/// Without the mark the next start tells of losses that did not happen, so a slow disk is waited for.
+const MARK_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Log files, catalog, epoll, control plane, Python's own.
 const OTHER_DESCRIPTORS: usize = 128;
 
@@ -30,6 +33,8 @@ pub struct Server {
     pub engine: Arc<Engine>,
     pub listener: Option<Arc<Listener>>,
     threads: Mutex<Threads>,
+    /// What a stop waits for now.
+    awaited: Mutex<&'static str>,
     lock: Mutex<Option<DirectoryLock>>,
 }
 
@@ -83,6 +88,7 @@ impl Server {
             engine,
             listener,
             threads: Mutex::new(threads),
+            awaited: Mutex::default(),
             lock: Mutex::new(Some(lock)),
         })
     }
@@ -133,7 +139,18 @@ impl Server {
             .map_err(|error| EngineError::io("listen", error))
     }
 
-    /// Drains, syncs, writes the clean mark, releases the directory. Returns whether a checkpoint was written too.
+    /// What a stop waits for, and numbers that change while it gets on: streams left for a checkpoint, commits.
+    pub fn stop_progress(&self) -> (&'static str, usize, u64) {
+        let commits = self.engine.metrics.batches.get();
+        (
+            *self.awaited.lock(),
+            self.engine.directory.dirty_count(),
+            commits,
+        )
+    }
+
+    /// Drains, syncs, writes the clean mark, releases the directory. Clients, and reads for them, are waited for until
+    /// the deadline; what makes the data whole takes its time. Returns whether a checkpoint was written too.
     pub fn stop(&self, deadline: Duration) -> bool {
         let ends = Instant::now() + deadline;
         if self.engine.stopping.swap(true, Ordering::AcqRel) {
@@ -142,16 +159,20 @@ impl Server {
         self.engine.shard.feed.stop();
         self.engine.shard.ring_all();
         let mut threads = self.threads.lock();
+        let waits_for = |what| *self.awaited.lock() = what;
+        waits_for("connections");
         for reactor in threads.reactors.drain(..) {
             join(reactor, "reactor");
         }
         if let Some(pipeline) = threads.pipeline.take() {
             pipeline.stop();
         }
+        waits_for("pipeline requests");
         for worker in threads.workers.drain(..) {
             join(worker, "pipeline");
         }
         // A disk that does not answer must not keep the server from ending.
+        waits_for("reads of the disk");
         let loads_ended = self.engine.loads.stop(ends);
         if loads_ended {
             for thread in threads.loads.drain(..) {
@@ -160,22 +181,23 @@ impl Server {
         }
         self.engine.maintenance.stop();
         self.engine.directory.damaged.stop();
+        waits_for("the scrub");
         if let Some(thread) = threads.scrub.take() {
             join(thread, "scrub");
         }
+        waits_for("maintenance");
         if let Some(thread) = threads.maintenance.take() {
             join(thread, "maintenance");
         }
+        waits_for("a checkpoint");
         self.engine.purge_requested();
         let small = self.engine.metrics.hot_bytes.get() <= STOP_CHECKPOINT_BYTES
             && self.engine.directory.dirty_count() <= 20_000;
         let checkpointed = small
             && Instant::now() + Duration::from_millis(500) < ends
             && self.engine.checkpoint().is_ok();
-        let left = ends
-            .saturating_duration_since(Instant::now())
-            .max(Duration::from_millis(200));
-        if !self.engine.write_clean_mark(left) {
+        waits_for("the log");
+        if !self.engine.write_clean_mark(MARK_PATIENCE) {
             report!(
                 "the clean-shutdown mark could not be written; the next start will recover as after a crash"
             );

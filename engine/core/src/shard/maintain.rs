@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::io::release_memory;
 use crate::limits::WAL_SPARE_FILES;
 use crate::log::checkpoint::{Checkpoint, CheckpointError};
 use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
 use crate::model::{Extent, FileRef, StreamId};
 use crate::shard::commit::RetainedFile;
+use crate::shard::ebb::{Ebb, held_for_clients};
 use crate::shard::engine::Engine;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
@@ -146,6 +148,7 @@ impl Engine {
         let mut last_sweep_us = 0;
         let mut quiet = Quiet::default();
         let mut retry = Retry::default();
+        let mut ebb = Ebb::default();
         self.prepare_spares();
         self.sweep_orphans();
         loop {
@@ -176,6 +179,9 @@ impl Engine {
             }
             self.load_expiring(&mut expiry_cursor);
             let now_us = self.doors.clock.monotonic_us();
+            if ebb.is_over(held_for_clients(&self.metrics), now_us) {
+                release_memory();
+            }
             if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {
                 last_sweep_us = now_us;
                 self.sweep_expired(now_ms);
@@ -188,6 +194,9 @@ impl Engine {
     /// Removes segment files that no stream names: left by a crash between a catalog commit and an unlink.
     fn sweep_orphans(&self) {
         let swept = self.cold.sweep_segments(&mut |owner, number| {
+            if self.stopping.load(Ordering::Acquire) {
+                return true;
+            }
             match self.directory.get_by_id(owner) {
                 Ok(Some(stream)) => {
                     let wanted = FileRef::Segment { owner, number };
@@ -427,10 +436,13 @@ impl Engine {
                     if snapshot::has_expiry(value) || snapshot::is_unneeded(value) {
                         expiring.push(path.to_vec());
                     }
-                    true
+                    !self.stopping.load(Ordering::Acquire)
                 });
         if let Err(error) = result {
             report!("the catalog could not be searched for expiring streams: {error}");
+            return;
+        }
+        if self.stopping.load(Ordering::Acquire) {
             return;
         }
         for path in expiring {

@@ -11,6 +11,7 @@ pub mod commit;
 pub mod create;
 pub mod damage;
 pub mod delete;
+mod ebb;
 pub mod engine;
 pub mod fault;
 pub mod feed;

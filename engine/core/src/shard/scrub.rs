@@ -10,6 +10,7 @@
 
 use crate::report;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::EngineError;
@@ -122,12 +123,15 @@ impl Engine {
                     if snapshot::has_damage(value) {
                         damaged.push(path.to_vec());
                     }
-                    true
+                    !self.stopping.load(Ordering::Acquire)
                 },
             );
             if let Err(error) = scanned {
                 report!("the catalog could not be searched for damaged streams: {error}");
                 return Ok(());
+            }
+            if self.stopping.load(Ordering::Acquire) {
+                return Err(Stopped);
             }
             // Loading a stream notes its damage.
             for path in damaged
@@ -161,7 +165,7 @@ impl Engine {
                 .catalog()
                 .scan(b"", &after, PAGE_STREAMS, &mut |path, value| {
                     page.push((path.to_vec(), value.to_vec()));
-                    true
+                    !self.stopping.load(Ordering::Acquire)
                 });
         if let Err(error) = scanned {
             self.metrics.read_errors.add(1);

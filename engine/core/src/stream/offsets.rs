@@ -18,7 +18,7 @@
 use crate::codec::Reader;
 use crate::error::ErrorCode;
 use crate::io::sabotage::{self, Sabotage};
-use crate::limits::{FORK_EPOCHS_MAX, LOSSES_MAX};
+use crate::limits::{EPOCHS_PER_DIRECTORY, FORK_EPOCHS_MAX, LOSSES_MAX};
 use crate::model::{Class, Offset};
 use crate::refusal::Refusal;
 use crate::stream::state::StreamState;
@@ -137,6 +137,19 @@ impl Losses {
     fn reason(&self, epoch: u64) -> GapReason {
         self.find(epoch)
             .map_or(GapReason::Crash, |loss| loss.reason)
+    }
+
+    /// Whether an epoch began on the server that was backed up, behind what the backup knows: with a restore that time
+    /// was lost. `known` is the newest epoch that a stream has from before.
+    fn lost_with_a_restore(&self, epoch: u64, known: impl Fn(u64) -> u64) -> bool {
+        let range = |epoch| epoch / EPOCHS_PER_DIRECTORY;
+        let restore = |loss: &Loss| loss.epoch > epoch && loss.reason == GapReason::Restore;
+        let Some(at) = self.events.iter().position(restore) else {
+            return false;
+        };
+        let restored = self.events[at].epoch;
+        let before = at.checked_sub(1).map_or(0, |last| self.events[last].epoch);
+        range(epoch) + 1 == range(restored) && epoch > before && epoch > known(restored)
     }
 
     /// Epoch that the next byte of the stream belongs to. What happened before it had its class does not count,
@@ -343,15 +356,10 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
         });
     }
     let tail_epoch = losses.tail_epoch(state);
-    if offset.epoch > tail_epoch {
-        return Err(Refusal::with(
-            ErrorCode::OffsetInvalid,
-            "The offset's epoch is newer than the stream's.",
-        ));
-    }
     let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
         return resolve_lost(state, losses, tail_epoch, offset)
-            .map_or_else(|| resolve_foreign(state, losses, offset), Ok);
+            .or_else(|| resolve_restored(state, losses, tail_epoch, offset))
+            .map_or_else(|| resolve_foreign(state, losses, tail_epoch, offset), Ok);
     };
     if offset.position < start {
         return Err(Refusal::with(
@@ -442,40 +450,74 @@ fn resolve_lost(
     offset: Offset,
 ) -> Option<ReadStart> {
     // What happened before this stream came to be happened to another one at its path.
-    if offset.epoch <= state.id.0 || losses.find(offset.epoch).is_none() {
+    if !(state.id.0 + 1..=tail_epoch).contains(&offset.epoch) || losses.find(offset.epoch).is_none()
+    {
         return None;
     }
-    let next = state
-        .later_epochs
-        .iter()
-        .find(|(epoch, _)| *epoch > offset.epoch);
-    let (epoch, position) = next.copied().unwrap_or((tail_epoch, state.tail));
-    let to = Offset { epoch, position };
+    let to = next_epoch_of(state, tail_epoch, offset.epoch);
     let gap = Gap {
         from: offset,
         to,
-        reason: losses.reason(epoch),
-        certain: offset.position > position,
+        reason: losses.reason(to.epoch),
+        certain: offset.position > to.position,
     };
-    (offset.position >= position).then_some(ReadStart {
-        position,
+    (offset.position >= to.position).then_some(ReadStart {
+        position: to.position,
         gap: Some(gap),
     })
+}
+
+/// An epoch of the time that a restore lost: whatever position it was, reading goes on behind what was backed up.
+fn resolve_restored(
+    state: &StreamState,
+    losses: &Losses,
+    tail_epoch: u64,
+    offset: Offset,
+) -> Option<ReadStart> {
+    let newest_before = |restored| {
+        let later = state.later_epochs.iter().map(|(epoch, _)| *epoch);
+        let before = later.filter(|epoch| *epoch < restored);
+        before.fold(state.id.0, u64::max)
+    };
+    if !losses.lost_with_a_restore(offset.epoch, newest_before) {
+        return None;
+    }
+    let to = next_epoch_of(state, tail_epoch, offset.epoch);
+    Some(ReadStart {
+        position: to.position,
+        gap: Some(Gap {
+            from: offset,
+            to,
+            reason: GapReason::Restore,
+            certain: offset.position > to.position,
+        }),
+    })
+}
+
+/// Where the epoch behind one that this stream does not have begins.
+fn next_epoch_of(state: &StreamState, tail_epoch: u64, epoch: u64) -> Offset {
+    let mut later = state.later_epochs.iter();
+    let next = later.find(|(later, _)| *later > epoch).copied();
+    let (epoch, position) = next.unwrap_or((tail_epoch, state.tail));
+    Offset { epoch, position }
 }
 
 /// An epoch that this stream never had: of an older incarnation of the path, or made up.
 fn resolve_foreign(
     state: &StreamState,
     losses: &Losses,
+    tail_epoch: u64,
     offset: Offset,
 ) -> Result<ReadStart, Refusal> {
     if offset.epoch < state.id.0 && offset.epoch != 0 {
         return Ok(recreated(offset, offset_before(state, losses, 0)));
     }
-    Err(Refusal::with(
-        ErrorCode::OffsetInvalid,
-        "The offset was not issued by this stream.",
-    ))
+    let why = if offset.epoch > tail_epoch {
+        "The offset's epoch is newer than the stream's."
+    } else {
+        "The offset was not issued by this stream."
+    };
+    Err(Refusal::with(ErrorCode::OffsetInvalid, why))
 }
 
 /// An offset of another life of the path: what it has in common with this one ends at `to`.

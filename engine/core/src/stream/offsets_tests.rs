@@ -275,3 +275,52 @@ fn a_fork_of_an_older_directory_goes_on_as_it_was() {
     let start = resolve(&old, &losses, at(100, 10)).expect("there");
     assert_eq!((start.position, start.gap), (10, None));
 }
+
+#[test]
+fn an_epoch_of_the_time_that_a_restore_lost_is_a_gap() {
+    const RANGE: u64 = EPOCHS_PER_DIRECTORY;
+    let mut losses = Losses::default();
+    for (epoch, reach, reason) in [
+        (50, Class::Ephemeral, GapReason::Crash),
+        (150, Class::Memory, GapReason::Crash),
+        (RANGE + 5, Class::Object, GapReason::Restore),
+        (RANGE + 9, Class::Memory, GapReason::Crash),
+    ] {
+        losses.add(Loss {
+            epoch,
+            reach,
+            reason,
+        });
+    }
+    let ten_bytes = || {
+        let mut state = StreamState::new(StreamId(100), Class::Fsync, 0);
+        state.push_bytes(b"0123456789", 1);
+        state.publish_applied();
+        state
+    };
+    let (fsync, mut closed) = (ten_bytes(), ten_bytes());
+    closed.closed = true;
+    let at = |epoch, position| Offset { epoch, position };
+    for (state, behind) in [(&fsync, at(RANGE + 5, 10)), (&closed, at(100, 10))] {
+        for (position, certain) in [(4, false), (10, false), (14, true)] {
+            let lost = resolve(state, &losses, at(RANGE - 1, position)).expect("a gap");
+            let gap = lost.gap.expect("a gap");
+            assert_eq!((lost.position, gap.to), (10, behind));
+            assert_eq!((gap.reason, gap.certain), (GapReason::Restore, certain));
+        }
+        assert!(resolve(state, &losses, at(151, 3)).is_ok());
+        // Known before the backup, of no range that there was, or of one that nobody has begun.
+        for epoch in [101, 149, RANGE, RANGE + 4, RANGE + 10, 2 * RANGE + 1] {
+            let refusal = resolve(state, &losses, at(epoch, 10)).expect_err("made up");
+            assert_eq!(refusal.code, ErrorCode::OffsetInvalid, "{epoch}");
+        }
+    }
+    let mut later = StreamState::new(StreamId(RANGE + 7), Class::Fsync, 0);
+    later.publish_applied();
+    let other_life = resolve(&later, &losses, at(RANGE - 1, 4)).expect("a gap");
+    assert!(
+        other_life
+            .gap
+            .is_some_and(|gap| gap.reason == GapReason::Recreated)
+    );
+}
