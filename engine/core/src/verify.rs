@@ -416,7 +416,7 @@ fn report_damage(
     for damage in &judged.damage {
         let mut stream = None;
         for id in damage.suspects(files) {
-            stream = shadows.load(id)?.map(|shadow| shadow.path.to_string());
+            stream = shadows.path_of(id)?.map(String::from);
             if stream.is_some() {
                 break;
             }

@@ -22,7 +22,7 @@ use crate::log::checkpoint::{
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::log::format::{check_format, check_presence, finish_directory};
-use crate::log::replay::Replay;
+use crate::log::replay::{OpenedStreams, Replay};
 use crate::log::scan::{Scan, log_files};
 use crate::log::stage::StageRecord;
 use crate::log::start::{Ended, LastRun, begin_new_file, has_failed_mark};
@@ -84,7 +84,12 @@ pub fn recover(
     directory.recall_endings().map_err(EngineError::from)?;
 
     let mut scan = Scan::open(disk, &names, checkpoint)?;
-    let mut replay = Replay::new(&directory, &cold, metrics, losses, highest_epoch, last_boot);
+    let streams = OpenedStreams {
+        directory: &directory,
+        cold: &cold,
+        metrics,
+    };
+    let mut replay = Replay::new(streams, losses, highest_epoch, last_boot);
     scan.run(&mut replay, progress)?;
     replay.finish()?;
     directory.give_expiry_slack();

@@ -1,33 +1,69 @@
-//! Applying frames of the log to streams: what recovery does for each valid frame.
+//! Applying frames of the log to streams: what recovery and verification do for each valid frame.
 //!
 //! Frames that a stream's catalog entry already reflects are skipped, so replay may begin anywhere at or before
-//! the last checkpoint, and running it twice gives the same.
+//! the last checkpoint, and running it twice gives the same. What a frame does to its stream is said in
+//! `stream/change`; here is which stream that is, and what the log tells beside.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::codec::adopt::{self, UsedUp};
-use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, Reader};
+use crate::codec::{Frame, FrameKind, Reader};
 use crate::error::EngineError;
 use crate::io::BootId;
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
 use crate::log::endings::Ending;
 use crate::metrics::Metrics;
-use crate::model::{Adopted, Class, StreamId};
+use crate::model::{Adopted, ContentType, StreamId};
+use crate::stream::change::{Change, Section, adopted, check_position};
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{Loss, Losses};
 use crate::stream::snapshot;
-use crate::stream::state::{AppliedAdopt, AppliedAppend, Life, StreamState};
+use crate::stream::state::{Life, StreamState};
 
 /// Stands for an unknown boot id in a start frame.
 pub const NO_BOOT_ID: BootId = [0; 16];
 
+/// The streams that frames are applied to.
+pub trait Streams {
+    type Error;
+
+    fn by_path(&mut self, path: &str) -> Result<Option<Arc<Stream>>, Self::Error>;
+    fn by_id(&mut self, id: StreamId) -> Result<Option<Arc<Stream>>, Self::Error>;
+    fn intern(&self, content_type: &str) -> Arc<ContentType>;
+    fn insert(&mut self, stream: &Arc<Stream>);
+    /// What a commit takes over from staged packs, each with its index.
+    fn sections(
+        &mut self,
+        frame: &Frame<'_>,
+        adopted: Vec<Adopted>,
+    ) -> Result<Vec<Section>, Self::Error>;
+    /// A stream is about to be removed.
+    fn ending(&mut self, stream: &Stream, state: &StreamState, frame: &Frame<'_>, losses: &Losses);
+    /// A frame has been applied.
+    fn changed(&mut self, stream: &Arc<Stream>, state: &mut StreamState);
+}
+
+pub enum NotApplied<E> {
+    /// It contradicts its stream, or does not decode.
+    Unfit {
+        stream: Option<Box<str>>,
+        what: String,
+    },
+    /// The streams could not be asked.
+    Failed(E),
+}
+
+impl<E> From<E> for NotApplied<E> {
+    fn from(error: E) -> NotApplied<E> {
+        NotApplied::Failed(error)
+    }
+}
+
 /// What replay has learnt beside the streams.
-pub struct Replay<'a> {
-    directory: &'a Directory,
-    cold: &'a ColdStore,
-    metrics: &'a Metrics,
+pub struct Replay<S> {
+    pub streams: S,
     /// The stream of the last frame.
     last: Option<Arc<Stream>>,
     /// Frames for streams that nobody knows: their purge must follow, or the log and the catalog disagree.
@@ -45,19 +81,15 @@ pub struct Replay<'a> {
     pub used_up: Vec<UsedUp>,
 }
 
-impl<'a> Replay<'a> {
+impl<S: Streams> Replay<S> {
     pub fn new(
-        directory: &'a Directory,
-        cold: &'a ColdStore,
-        metrics: &'a Metrics,
+        streams: S,
         losses: Losses,
         highest_epoch: u64,
         boot_id: Option<BootId>,
-    ) -> Replay<'a> {
+    ) -> Replay<S> {
         Replay {
-            directory,
-            cold,
-            metrics,
+            streams,
             last: None,
             unknown: HashSet::new(),
             losses,
@@ -70,7 +102,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    pub fn apply(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
+    pub fn apply(&mut self, frame: &Frame<'_>) -> Result<(), NotApplied<S::Error>> {
         self.frames += 1;
         self.highest_epoch = self.highest_epoch.max(frame.stream.0).max(frame.epoch);
         self.clean = frame.kind == FrameKind::CleanStop;
@@ -82,12 +114,12 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn start(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
+    fn start(&mut self, frame: &Frame<'_>) -> Result<(), NotApplied<S::Error>> {
         let mut reader = Reader::new(frame.payload);
         let loss = Loss::decode(&mut reader);
         let boot_id = reader.take(size_of::<BootId>());
         let (Some(loss), Some(boot_id)) = (loss, boot_id) else {
-            return Err(disagree(frame, "the start frame does not decode"));
+            return Err(unfit(None, frame, "the start frame does not decode"));
         };
         self.losses.add(loss);
         self.highest_epoch = self.highest_epoch.max(loss.epoch);
@@ -95,14 +127,13 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    fn create(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
-        let decoded = snapshot::decode(frame.extra, |text| self.directory.intern(text));
-        let stream = decoded.ok_or_else(|| disagree(frame, "the configuration does not decode"))?;
-        let found = self
-            .directory
-            .get(&stream.path)
-            .map_err(|error| disagree(frame, &error.to_string()))?;
-        if let Some(existing) = found {
+    fn create(&mut self, frame: &Frame<'_>) -> Result<(), NotApplied<S::Error>> {
+        let decoded = snapshot::decode(frame.extra, |text| self.streams.intern(text))
+            .filter(|stream| stream.id == frame.stream);
+        let Some(stream) = decoded else {
+            return Err(unfit(None, frame, "the configuration does not decode"));
+        };
+        if let Some(existing) = self.streams.by_path(&stream.path)? {
             if existing.id == frame.stream {
                 return Ok(());
             }
@@ -114,29 +145,21 @@ impl<'a> Replay<'a> {
         }
         let stream = Arc::new(stream);
         let mut state = stream.lock();
-        state.applied_sequence = frame.sequence;
-        state.control_sequence = frame.sequence;
-        if !frame.payload.is_empty() {
-            state.push_bytes(frame.payload, frame.records);
-            state.count_memory(self.metrics);
-        }
+        let fits = Change::of(frame, &[]);
+        state.apply(&fits.map_err(|what| unfit(Some(&stream), frame, what))?);
         state.publish_applied();
-        self.directory.mark_dirty(&stream, &mut state.dirty);
+        self.streams.changed(&stream, &mut state);
         drop(state);
-        self.directory.insert(&stream);
+        self.streams.insert(&stream);
         Ok(())
     }
 
-    fn change(&mut self, frame: &Frame<'_>) -> Result<(), EngineError> {
-        let found = match &self.last {
+    fn change(&mut self, frame: &Frame<'_>) -> Result<(), NotApplied<S::Error>> {
+        let found = match self.last.take() {
             // Frames of one stream often follow each other.
-            Some(last) if last.id == frame.stream => Some(Arc::clone(last)),
-            _ => self
-                .directory
-                .get_by_id(frame.stream)
-                .map_err(|error| disagree(frame, &error.to_string()))?,
+            Some(last) if last.id == frame.stream => Some(last),
+            _ => self.streams.by_id(frame.stream)?,
         };
-        self.last.clone_from(&found);
         self.note_used_up(frame);
         let Some(stream) = found else {
             if frame.kind == FrameKind::Purge {
@@ -146,37 +169,39 @@ impl<'a> Replay<'a> {
             }
             return Ok(());
         };
+        let applied = self.change_stream(&stream, frame);
+        self.last = Some(stream);
+        applied
+    }
+
+    fn change_stream(
+        &mut self,
+        stream: &Arc<Stream>,
+        frame: &Frame<'_>,
+    ) -> Result<(), NotApplied<S::Error>> {
         let mut state = stream.lock();
         if frame.sequence <= state.applied_sequence {
             return Ok(());
         }
-        self.directory.mark_dirty(&stream, &mut state.dirty);
-        match frame.kind {
-            FrameKind::Append => apply_append(&mut state, frame)?,
-            FrameKind::Adopt => self.adopt(&mut state, frame)?,
-            FrameKind::SoftDelete | FrameKind::Purge => {
-                self.note_ending(&stream, &state, frame);
-                state.apply_delete(frame.kind == FrameKind::Purge, frame.sequence);
-            }
-            FrameKind::ForkAdded => state.fork_count += 1,
-            FrameKind::ForkReleased => state.fork_count = state.fork_count.saturating_sub(1),
-            FrameKind::Touch => touch(&mut state, frame.time_ms),
-            FrameKind::Configure => configure(&mut state, frame)?,
-            FrameKind::Create | FrameKind::Start | FrameKind::CleanStop => {}
+        let says = |what: &str| unfit(Some(stream), frame, what);
+        let sections = match adopted(frame).map_err(says)? {
+            none if none.is_empty() => Vec::new(),
+            adopted => self.streams.sections(frame, adopted)?,
+        };
+        let change = Change::of(frame, &sections).map_err(says)?;
+        check_position(&state, frame, &change).map_err(|what| says(&what))?;
+        let removes = matches!(frame.kind, FrameKind::SoftDelete | FrameKind::Purge);
+        // A stream ends once: what is purged after a soft delete has ended with that.
+        if removes && state.life == Life::Live && !stream.is_reserved() {
+            self.streams.ending(stream, &state, frame, &self.losses);
         }
-        state.applied_sequence = frame.sequence;
+        state.apply(&change);
         state.publish_applied();
-        state.count_memory(self.metrics);
-        self.note_unneeded(&stream, &state);
-        Ok(())
-    }
-
-    /// A stream ends once: what is purged after a soft delete has ended with that.
-    fn note_ending(&self, stream: &Stream, state: &StreamState, frame: &Frame<'_>) {
-        if state.life == Life::Live && !stream.is_reserved() {
-            let ending = Ending::of_frame(frame, stream, state, &self.losses);
-            self.directory.endings.note(frame.sequence, ending);
+        self.streams.changed(stream, &mut state);
+        if state.life == Life::SoftDeleted && state.fork_count == 0 {
+            self.unneeded.push(stream.id);
         }
+        Ok(())
     }
 
     /// A stage that was copied must not wait for another commit, whatever became of its streams.
@@ -186,27 +211,63 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// To be asked after the last frame: streams with frames that neither the catalog nor a create knows.
+    pub fn unknown(&self) -> Vec<StreamId> {
+        let mut unknown: Vec<StreamId> = self.unknown.iter().copied().collect();
+        unknown.sort_unstable();
+        unknown
+    }
+}
+
+fn unfit<E>(stream: Option<&Arc<Stream>>, frame: &Frame<'_>, what: &str) -> NotApplied<E> {
+    NotApplied::Unfit {
+        stream: stream.map(|stream| stream.path.clone()),
+        what: format!(
+            "frame {} of stream {} cannot be applied: {what}",
+            frame.sequence, frame.stream.0
+        ),
+    }
+}
+
+/// The streams of a directory that is opened.
+pub struct OpenedStreams<'a> {
+    pub directory: &'a Directory,
+    pub cold: &'a ColdStore,
+    pub metrics: &'a Metrics,
+}
+
+impl Streams for OpenedStreams<'_> {
+    type Error = EngineError;
+
+    fn by_path(&mut self, path: &str) -> Result<Option<Arc<Stream>>, EngineError> {
+        self.directory
+            .get(path)
+            .map_err(|error| disagree(error.to_string()))
+    }
+
+    fn by_id(&mut self, id: StreamId) -> Result<Option<Arc<Stream>>, EngineError> {
+        self.directory
+            .get_by_id(id)
+            .map_err(|error| disagree(error.to_string()))
+    }
+
+    fn intern(&self, content_type: &str) -> Arc<ContentType> {
+        self.directory.intern(content_type)
+    }
+
+    fn insert(&mut self, stream: &Arc<Stream>) {
+        self.directory.insert(stream);
+    }
+
     /// Takes over staged bytes again. Their pack was synced before the frame was written and is kept until a checkpoint
     /// has placed them, so that one which is not there is damage of what was promised, as in the log itself.
-    fn adopt(&self, state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
-        let extra = AppendExtra::decode(frame.flags, frame.extra);
-        let (Some(producer), Some(adopted)) = (
-            extra.and_then(|extra| extra.producer),
-            adopt::decode(frame.payload),
-        ) else {
-            return Err(disagree(frame, "the staged sections do not decode"));
-        };
-        let adopted: Vec<Adopted> = adopted
-            .into_iter()
-            .filter(|section| section.len > 0)
-            .collect();
-        // Without bytes it tells of a commit to a stream whose bytes go through no frame: then it has no place.
-        if !adopted.is_empty() {
-            check_position(state, frame)?;
-        }
-        let mut sections = Vec::with_capacity(adopted.len());
-        for section in &adopted {
-            let index = self.cold.relative_index(section).map_err(|error| {
+    fn sections(
+        &mut self,
+        frame: &Frame<'_>,
+        adopted: Vec<Adopted>,
+    ) -> Result<Vec<Section>, EngineError> {
+        let index = |section: &Adopted| {
+            self.cold.relative_index(section).map_err(|error| {
                 EngineError::new(
                     "log_damaged",
                     format!(
@@ -214,97 +275,47 @@ impl<'a> Replay<'a> {
                         frame.sequence, frame.stream.0
                     ),
                 )
-            })?;
-            sections.push((*section, index));
-        }
+            })
+        };
+        let indexes: Result<Vec<_>, EngineError> = adopted.iter().map(index).collect();
+        let indexes = indexes?;
         self.cold.adopt(&adopted);
-        state.apply_adopt(&AppliedAdopt {
-            sequence: frame.sequence,
-            time_ms: frame.time_ms,
-            epoch: frame.epoch,
-            producer,
-            sections: &sections,
-        });
-        Ok(())
+        Ok(adopted.into_iter().zip(indexes).collect())
     }
 
-    fn note_unneeded(&mut self, stream: &Stream, state: &StreamState) {
-        if state.life == Life::SoftDeleted && state.fork_count == 0 {
-            self.unneeded.push(stream.id);
-        }
+    fn ending(&mut self, stream: &Stream, state: &StreamState, frame: &Frame<'_>, losses: &Losses) {
+        let ending = Ending::of_frame(frame, stream, state, losses);
+        self.directory.endings.note(frame.sequence, ending);
     }
 
+    fn changed(&mut self, stream: &Arc<Stream>, state: &mut StreamState) {
+        self.directory.mark_dirty(stream, &mut state.dirty);
+        state.count_memory(self.metrics);
+    }
+}
+
+impl Replay<OpenedStreams<'_>> {
     /// To be asked after the last frame.
     pub fn finish(&self) -> Result<(), EngineError> {
-        match self.unknown.iter().next() {
+        match self.unknown().first() {
             None => Ok(()),
-            Some(id) => Err(EngineError::new(
-                "log_and_catalog_disagree",
-                format!(
-                    "the log has frames of stream {} which the catalog does not know; was the catalog replaced?",
-                    id.0
-                ),
-            )),
+            Some(id) => Err(disagree(format!(
+                "the log has frames of stream {} which the catalog does not know; was the catalog replaced?",
+                id.0
+            ))),
         }
     }
 }
 
-fn apply_append(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
-    // A frame without bytes may close a stream whose bytes go through no frame: then it has no place.
-    if !frame.payload.is_empty() {
-        check_position(state, frame)?;
-    }
-    let extra = AppendExtra::decode(frame.flags, frame.extra)
-        .ok_or_else(|| disagree(frame, "the producer tuple does not decode"))?;
-    state.apply_append(&AppliedAppend {
-        sequence: frame.sequence,
-        position: state.tail,
-        time_ms: frame.time_ms,
-        epoch: frame.epoch,
-        records: frame.records,
-        close: frame.flags & FLAG_CLOSE != 0,
-        extra,
-        payload: frame.payload,
-    });
-    Ok(())
-}
-
-fn check_position(state: &StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
-    if frame.position == state.tail {
-        return Ok(());
-    }
-    Err(disagree(
-        frame,
-        &format!(
-            "it appends at {} but the stream ends at {}",
-            frame.position, state.tail
-        ),
-    ))
-}
-
-fn configure(state: &mut StreamState, frame: &Frame<'_>) -> Result<(), EngineError> {
-    let class = frame.extra.first().copied().and_then(Class::from_u8);
-    let since = Reader::new(frame.payload).u64();
-    let (Some(class), Some(since)) = (class, since) else {
-        return Err(disagree(frame, "the class does not decode"));
-    };
-    state.apply_class(class, since, frame.epoch, frame.sequence);
-    Ok(())
-}
-
-fn touch(state: &mut StreamState, time_ms: u64) {
-    if let Some(expiry) = state.expiry.as_mut() {
-        expiry.last_access_ms = expiry.last_access_ms.max(time_ms);
-        expiry.logged_access_ms = expiry.last_access_ms;
+impl From<NotApplied<EngineError>> for EngineError {
+    fn from(reason: NotApplied<EngineError>) -> EngineError {
+        match reason {
+            NotApplied::Unfit { what, .. } => disagree(what),
+            NotApplied::Failed(error) => error,
+        }
     }
 }
 
-fn disagree(frame: &Frame<'_>, what: &str) -> EngineError {
-    EngineError::new(
-        "log_and_catalog_disagree",
-        format!(
-            "frame {} of stream {} cannot be applied: {what}",
-            frame.sequence, frame.stream.0
-        ),
-    )
+fn disagree(what: String) -> EngineError {
+    EngineError::new("log_and_catalog_disagree", what)
 }

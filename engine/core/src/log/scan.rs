@@ -15,7 +15,7 @@ use crate::codec::{
 use crate::error::EngineError;
 use crate::io::sabotage::{self, Sabotage};
 use crate::io::{Disk, DiskFile, OpenMode, read_up_to_at};
-use crate::log::replay::Replay;
+use crate::log::replay::{OpenedStreams, Replay};
 use crate::log::wal::{WAL_DIR, WalFile, generation_of};
 
 const READ_PIECE_BYTES: usize = 4 << 20;
@@ -124,7 +124,7 @@ impl Scan {
 
     pub(super) fn run(
         &mut self,
-        replay: &mut Replay<'_>,
+        replay: &mut Replay<OpenedStreams<'_>>,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), EngineError> {
         for number in 0..self.files.len() {
@@ -212,7 +212,7 @@ impl Scan {
     fn run_file(
         &mut self,
         number: usize,
-        replay: &mut Replay<'_>,
+        replay: &mut Replay<OpenedStreams<'_>>,
         progress: &mut dyn FnMut(&str),
     ) -> Result<u64, EngineError> {
         let (file, generation, name) = {

@@ -12,6 +12,7 @@ use crate::error::ErrorCode;
 use crate::model::{Class, Gate, Stage};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
+use crate::stream::change::{Change, What};
 use crate::stream::handle::Stream;
 use crate::stream::state::{Keep, StreamState, Visible};
 
@@ -81,7 +82,12 @@ impl Engine {
             open.wants(sequence, Stage::Synced);
             sequence
         };
-        state.apply_class(class, since, epoch, sequence);
+        state.apply(&Change {
+            sequence,
+            time_ms: now_ms,
+            epoch,
+            what: What::Class { class, since },
+        });
         Ok(sequence)
     }
 

@@ -11,14 +11,16 @@ use crate::limits::{CONTENT_TYPE_MAX_BYTES, PURGES_PER_REQUEST_MAX};
 use crate::model::{ContentType, Gate, Media, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
+use crate::stream::change::{Change, What};
 use crate::stream::handle::Stream;
-use crate::stream::hot::Hot;
 use crate::stream::json;
-use crate::stream::lifecycle::{CreateRequest, ForkRequest, initial_expiry, same_configuration};
+use crate::stream::lifecycle::{
+    CreateRequest, ForkRequest, Leaves, initial_state, same_configuration,
+};
 use crate::stream::line::Line;
 use crate::stream::offsets;
 use crate::stream::snapshot;
-use crate::stream::state::{Fork, Life, StreamState, Visible};
+use crate::stream::state::{Life, StreamState, Visible};
 
 pub struct Created {
     pub stream: Arc<Stream>,
@@ -287,17 +289,16 @@ impl Engine {
             return Err(Undone::Wait);
         }
         let id = self.take_epoch(now_ms)?;
-        let mut initial =
-            StreamState::new(id, request.class.unwrap_or(self.config.durability), now_ms);
-        initial.closed = request.closed;
-        let source_expiry = source_state
-            .as_ref()
-            .and_then(|state| state.expiry.as_deref());
-        initial.expiry = initial_expiry(request, source_expiry, now_ms);
-        self.note_access(&mut initial);
-        if let (Some(point), Some(source), Some(asked)) = (&fork, &source_state, &request.fork) {
-            self.begin_as_fork(&mut initial, point, source, asked);
-        }
+        let leaves = fork.as_ref().zip(source_state.as_deref());
+        let leaves = leaves.map(|(point, source)| Leaves {
+            source,
+            anchor: point.anchor,
+            records: point.records,
+            line: point.line,
+        });
+        let class = request.class.unwrap_or(self.config.durability);
+        let mut initial = initial_state(id, class, request, leaves.as_ref(), &self.losses, now_ms);
+        initial.note_access(self.steady_ms());
         if !wire.is_empty() {
             self.check_room(&initial, false)?;
         }
@@ -339,22 +340,20 @@ impl Engine {
             Ok(sequences) => sequences,
             Err(reason) => {
                 // Nothing was staged: the stream never was.
-                state.life = Life::Gone;
+                state.withdraw();
                 self.directory.withdraw(&stream, replaced);
                 drop(state);
                 return Err(reason.into());
             }
         };
         if let (Some(source), Some(sequence)) = (&mut source_state, fork_added) {
-            source.fork_count += 1;
-            source.applied_sequence = sequence;
+            source.apply(&Change::plain(sequence, now_ms, What::ForkAdded));
         }
-        state.applied_sequence = sequence;
-        state.reveal_sequence = sequence;
-        state.control_sequence = sequence;
-        if !wire.is_empty() {
-            state.push_bytes(&wire, records);
-        }
+        let what = What::Create {
+            payload: &wire,
+            records,
+        };
+        state.apply(&Change::plain(sequence, now_ms, what));
         self.metrics.creates.add(1);
         state.count_memory(&self.metrics);
         let (offset, closed) = (self.applied_tail(&state), state.closed);
@@ -366,36 +365,6 @@ impl Engine {
             closed,
             gate: Gate::synced(sequence),
         })
-    }
-
-    fn begin_as_fork(
-        &self,
-        initial: &mut StreamState,
-        point: &ForkPoint,
-        source: &StreamState,
-        asked: &ForkRequest<'_>,
-    ) {
-        offsets::inherit_epochs(initial, source, &self.losses, point.anchor, asked.offset);
-        initial.last_time_ms = point.line.time_ms;
-        initial.start = point.anchor;
-        initial.start_records = point.records;
-        initial.tail = point.anchor;
-        initial.records = point.records;
-        initial.cold_records = point.records;
-        initial.hot = Hot::starting_at(point.anchor);
-        initial.visible = Visible {
-            tail: point.anchor,
-            records: point.records,
-            closed: false,
-        };
-        initial.fork = Some(Box::new(Fork {
-            source: point.source.id,
-            source_path: asked.source_path.into(),
-            anchor: point.anchor,
-            anchor_requested: asked.offset.is_some(),
-            sub_offset: asked.sub_offset,
-            line: point.line,
-        }));
     }
 
     fn push_create(

@@ -8,6 +8,7 @@ use crate::limits::PURGES_PER_REQUEST_MAX;
 use crate::log::endings::Ending;
 use crate::model::{Gate, Stage, StreamId};
 use crate::shard::engine::{Engine, Undone};
+use crate::stream::change::{Change, What};
 use crate::stream::handle::Stream;
 use crate::stream::state::{Life, StreamState};
 
@@ -74,7 +75,11 @@ impl Engine {
             self.directory.endings.note(sequence, ending);
         }
         let release = (kind == FrameKind::SoftDelete && !soft).then_some(stream.id);
-        state.apply_delete(kind == FrameKind::Purge, sequence);
+        let what = match kind {
+            FrameKind::Purge => What::Purge,
+            _ => What::SoftDelete,
+        };
+        state.apply(&Change::plain(sequence, now_ms, what));
         state.count_memory(&self.metrics);
         self.release_spilled(state);
         Ok((sequence, release))
@@ -140,7 +145,7 @@ impl Engine {
             open.wants(released.unwrap_or(purged), Stage::Synced);
             (purged, released)
         };
-        state.apply_delete(true, purged);
+        state.apply(&Change::plain(purged, now_ms, What::Purge));
         state.count_memory(&self.metrics);
         self.release_spilled(&mut state);
         self.shard.kick();
@@ -149,15 +154,14 @@ impl Engine {
         else {
             return Ok(None);
         };
-        source_state.fork_count = source_state.fork_count.saturating_sub(1);
-        source_state.applied_sequence = released;
+        source_state.apply(&Change::plain(released, now_ms, What::ForkReleased));
         let unneeded = source_state.life == Life::SoftDeleted && source_state.fork_count == 0;
         Ok(unneeded.then_some(source.id))
     }
 
     /// Renews a sliding TTL for a reader, with a frame now and then that nobody waits for.
     pub fn renew_for_read(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) {
-        self.note_access(state);
+        state.note_access(self.steady_ms());
         if state.expiry.is_none() || !state.renew(now_ms) {
             return;
         }
@@ -165,20 +169,13 @@ impl Engine {
         if let Ok(mut open) = self.shard.open()
             && open.admit(FRAME_HEADER_BYTES, false).is_ok()
         {
-            state.applied_sequence =
-                open.push(Frame::control(FrameKind::Touch, stream.id, now_ms), false);
+            let sequence = open.push(Frame::control(FrameKind::Touch, stream.id, now_ms), false);
+            state.apply(&Change::plain(sequence, now_ms, What::Touch));
         }
     }
 
     pub fn has_expired(&self, state: &StreamState, now_ms: u64) -> bool {
         state.expiry.is_some() && state.expired(now_ms, self.steady_ms())
-    }
-
-    /// A sliding TTL begins again.
-    pub(super) fn note_access(&self, state: &mut StreamState) {
-        if let Some(expiry) = &mut state.expiry {
-            expiry.steady_access_ms = self.steady_ms();
-        }
     }
 
     /// Deletes the stream if it has expired; for the sweeper.

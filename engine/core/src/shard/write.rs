@@ -11,8 +11,9 @@ use crate::refusal::Refusal;
 use crate::shard::batch::NotStaged;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::append::{AppendDecision, AppendRequest, decide};
+use crate::stream::change::{Append, Change, What};
 use crate::stream::handle::Stream;
-use crate::stream::state::{AppliedAppend, Life, StreamState, Visible};
+use crate::stream::state::{Life, StreamState, Visible};
 
 /// What became of an append.
 pub struct Appended {
@@ -112,24 +113,26 @@ impl Engine {
             producer: request.producer,
             stream_seq: request.stream_seq,
         };
-        let append = AppliedAppend {
-            sequence: 0,
-            position: state.tail,
-            time_ms: now_ms.max(state.last_time_ms),
-            epoch,
+        let append = Append {
+            payload: wire,
             records,
             close: request.close,
             extra,
-            payload: wire,
+        };
+        let change = Change {
+            sequence: 0,
+            time_ms: now_ms.max(state.last_time_ms),
+            epoch,
+            what: What::Append(append),
         };
         let gate = if state.is_volatile() && !request.close {
-            self.apply_volatile(stream, state, append)?
+            self.apply_volatile(stream, state, change)?
         } else {
             scratch.extra.clear();
             extra.encode(&mut scratch.extra);
-            self.stage_frame(stream, state, append, &scratch.extra)?
+            self.stage_frame(stream, state, change, &append, &scratch.extra)?
         };
-        self.note_access(state);
+        state.note_access(self.steady_ms());
         self.metrics.appends.add(1);
         self.metrics.append_bytes.add(wire.len() as u64);
         Ok(Appended {
@@ -148,7 +151,8 @@ impl Engine {
         &self,
         stream: &Arc<Stream>,
         state: &mut StreamState,
-        mut append: AppliedAppend<'_>,
+        mut change: Change<'_>,
+        append: &Append<'_>,
         extra: &[u8],
     ) -> Result<Gate, Undone> {
         let volatile = state.is_volatile();
@@ -161,10 +165,10 @@ impl Engine {
             flags: append.extra.flags() | if append.close { FLAG_CLOSE } else { 0 },
             records,
             position,
-            epoch: append.epoch,
+            epoch: change.epoch,
             extra,
             payload,
-            ..Frame::control(FrameKind::Append, stream.id, append.time_ms)
+            ..Frame::control(FrameKind::Append, stream.id, change.time_ms)
         };
         let visible = Visible {
             tail: state.tail + append.payload.len() as u64,
@@ -192,8 +196,8 @@ impl Engine {
         if weak {
             self.shard.saw_weak();
         }
-        append.sequence = sequence;
-        state.apply_append(&append);
+        change.sequence = sequence;
+        state.apply(&change);
         if stage == Stage::Applied || sabotage::is(Sabotage::ShowEarly) {
             state.publish_applied();
             state.changed = self.shard.changes.stamp();
@@ -211,7 +215,7 @@ impl Engine {
         &self,
         stream: &Arc<Stream>,
         state: &mut StreamState,
-        mut append: AppliedAppend<'_>,
+        mut change: Change<'_>,
     ) -> Result<Gate, Undone> {
         if self.append_stage(state) == Stage::Synced {
             return Err(Undone::Wait);
@@ -219,8 +223,8 @@ impl Engine {
         if self.shard.failed() {
             return Err(NotStaged::Failed.into());
         }
-        append.sequence = state.applied_sequence;
-        state.apply_append(&append);
+        change.sequence = state.applied_sequence;
+        state.apply(&change);
         state.publish_applied();
         state.changed = self.shard.changes.stamp();
         state.count_memory(&self.metrics);

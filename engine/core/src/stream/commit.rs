@@ -70,17 +70,15 @@ mod tests {
     use crate::codec::ProducerTag;
     use crate::limits::COMMITTERS_PER_STREAM_MAX;
     use crate::model::{Class, StreamId};
-    use crate::stream::state::AppliedAdopt;
+    use crate::stream::change::{Change, What};
 
     fn committed(state: &mut StreamState, id: &[u8], epoch: u64, time_ms: u64) {
         let sequence = state.applied_sequence + 1;
-        state.apply_adopt(&AppliedAdopt {
-            sequence,
-            time_ms,
-            epoch: state.last_epoch(),
+        let what = What::Adopt {
             producer: ProducerTag { id, epoch, seq: 0 },
             sections: &[],
-        });
+        };
+        state.apply(&Change::plain(sequence, time_ms, what));
     }
 
     #[test]

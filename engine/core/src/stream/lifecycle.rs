@@ -1,7 +1,10 @@
 //! Create and fork decisions: is a repeated PUT the same configuration, and what does a new stream start as.
 
-use crate::model::{Class, ContentType, Offset};
-use crate::stream::state::{Expiry, StreamState};
+use crate::model::{Class, ContentType, Offset, StreamId};
+use crate::stream::hot::Hot;
+use crate::stream::line::Line;
+use crate::stream::offsets::{self, Losses};
+use crate::stream::state::{Expiry, Fork, StreamState, Visible};
 
 /// A create as the client asked for it; absent headers are `None`.
 #[derive(Clone, Copy, Default)]
@@ -72,8 +75,65 @@ fn same_fork(state: &StreamState, request: &CreateRequest<'_>) -> bool {
     }
 }
 
+/// Where a fork leaves its source.
+pub struct Leaves<'a> {
+    pub source: &'a StreamState,
+    pub anchor: u64,
+    /// Records up to there.
+    pub records: u64,
+    pub line: Line,
+}
+
+/// What a new stream begins as, before its first content.
+pub fn initial_state(
+    id: StreamId,
+    class: Class,
+    request: &CreateRequest<'_>,
+    leaves: Option<&Leaves<'_>>,
+    losses: &Losses,
+    now_ms: u64,
+) -> StreamState {
+    let mut state = StreamState::new(id, class, now_ms);
+    let source_expiry = leaves.and_then(|leaves| leaves.source.expiry.as_deref());
+    state.logged.closed = request.closed;
+    state.logged.expiry = initial_expiry(request, source_expiry, now_ms);
+    if let Some((leaves, asked)) = leaves.zip(request.fork.as_ref()) {
+        begin_as_fork(&mut state, leaves, asked, losses);
+    }
+    state
+}
+
+fn begin_as_fork(
+    state: &mut StreamState,
+    leaves: &Leaves<'_>,
+    asked: &ForkRequest<'_>,
+    losses: &Losses,
+) {
+    let (anchor, records) = (leaves.anchor, leaves.records);
+    offsets::inherit_epochs(state, leaves.source, losses, anchor, asked.offset);
+    state.cold_records = records;
+    state.hot = Hot::starting_at(anchor);
+    state.visible = Visible {
+        tail: anchor,
+        records,
+        closed: false,
+    };
+    let logged = &mut state.logged;
+    logged.last_time_ms = leaves.line.time_ms;
+    (logged.start, logged.start_records) = (anchor, records);
+    (logged.tail, logged.records) = (anchor, records);
+    logged.fork = Some(Box::new(Fork {
+        source: leaves.source.id,
+        source_path: asked.source_path.into(),
+        anchor,
+        anchor_requested: asked.offset.is_some(),
+        sub_offset: asked.sub_offset,
+        line: leaves.line,
+    }));
+}
+
 /// Expiry of a new stream: its own wish, else its source's window or date.
-pub fn initial_expiry(
+fn initial_expiry(
     request: &CreateRequest<'_>,
     source: Option<&Expiry>,
     now_ms: u64,

@@ -94,6 +94,7 @@ fn shift(gauge: &Counter, before: u64, now: u64) {
 mod tests {
     use super::*;
     use crate::model::{Class, StreamId};
+    use crate::stream::change::{Change, What};
 
     #[test]
     fn the_gauges_follow_a_stream_through_its_life() {
@@ -114,7 +115,7 @@ mod tests {
             "still in memory"
         );
         state.flushing = None;
-        state.apply_delete(true, 1);
+        state.apply(&Change::plain(1, 0, What::Purge));
         state.count_memory(&metrics);
         assert_eq!(metrics.ephemeral_bytes.get(), 0);
         assert_eq!(metrics.ephemeral_kept_bytes.get(), 0);

@@ -3,6 +3,7 @@
 //! The same functions run for live requests, in recovery and in simulation.
 
 pub mod append;
+pub mod change;
 pub mod commit;
 pub mod damage;
 pub mod handle;

@@ -230,20 +230,21 @@ pub fn inherit_epochs(
         .filter(|(epoch, start)| *start < anchor || (*start == anchor && *epoch <= named));
     let is_seam = |epoch: u64| is_seam(source, epoch) && losses.find(epoch).is_none();
     let lost = inherited.clone().find(|(epoch, _)| !is_seam(*epoch));
-    fork.first_epoch = source.first_epoch;
-    fork.later_epochs = inherited
+    fork.logged.first_epoch = source.first_epoch;
+    fork.logged.later_epochs = inherited
         .copied()
         .take_while(|(epoch, _)| is_seam(*epoch))
         .collect();
     if sabotage::is(Sabotage::ShareEpochs) {
         return;
     }
+    let id = fork.id.0;
     let own_start = lost.map_or(anchor, |(_, start)| *start);
-    fork.later_epochs.push((fork.id.0, own_start));
+    fork.logged.later_epochs.push((id, own_start));
     // In a long chain, the oldest names are given up: an ancestor's epoch then names all that the ancestor had.
     let surplus = fork.later_epochs.len().saturating_sub(FORK_EPOCHS_MAX);
-    if let Some((epoch, _)) = fork.later_epochs.drain(..surplus).next_back() {
-        fork.first_epoch = epoch;
+    if let Some((epoch, _)) = fork.logged.later_epochs.drain(..surplus).next_back() {
+        fork.logged.first_epoch = epoch;
     }
 }
 

@@ -88,7 +88,7 @@ fn damage_is_passed_with_a_gap_to_an_offset_that_has_none() {
         reach: Class::Memory,
         reason: GapReason::Crash,
     });
-    state.later_epochs.push((200, 10));
+    state.logged.later_epochs.push((200, 10));
     state.push_bytes(b"abcdef", 1);
     state.publish_applied();
     let at = |epoch, position| Offset { epoch, position };
@@ -157,7 +157,7 @@ fn other_incarnations_and_made_up_offsets() {
 fn fork_of(id: u64, source: &StreamState, losses: &Losses, anchor: u64, own: &[u8]) -> StreamState {
     let mut state = StreamState::new(StreamId(id), source.class, 0);
     inherit_epochs(&mut state, source, losses, anchor, None);
-    (state.start, state.tail) = (anchor, anchor);
+    (state.logged.start, state.logged.tail) = (anchor, anchor);
     state.hot = crate::stream::hot::Hot::starting_at(anchor);
     if !own.is_empty() {
         state.push_bytes(own, 1);
@@ -226,7 +226,7 @@ fn what_began_with_a_loss_is_not_inherited_by_name() {
     let mut losses = Losses::default();
     let mut source = memory_stream();
     losses.add(lost_at(200));
-    source.later_epochs.push((200, 10));
+    source.logged.later_epochs.push((200, 10));
     source.push_bytes(b"0123456789", 1);
     source.publish_applied();
     let fork = fork_of(300, &source, &losses, 20, b"");
@@ -267,7 +267,7 @@ fn a_long_chain_knows_a_bounded_number_of_epochs() {
 fn a_fork_of_an_older_directory_goes_on_as_it_was() {
     let losses = Losses::default();
     let mut old = StreamState::new(StreamId(300), Class::Memory, 0);
-    (old.first_epoch, old.start, old.tail) = (100, 10, 10);
+    (old.logged.first_epoch, old.logged.start, old.logged.tail) = (100, 10, 10);
     old.hot = crate::stream::hot::Hot::starting_at(10);
     old.push_bytes(b"abc", 1);
     old.publish_applied();

@@ -246,22 +246,23 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
     };
     let flags = reader.u8()?;
     let mut state = StreamState::new(id, class, reader.u64()?);
-    state.life = life;
-    state.closed = flags & CLOSED != 0;
-    state.first_epoch = reader.u64()?;
-    state.fork_count = reader.u32()?;
-    state.start = reader.u64()?;
-    state.start_records = reader.u64()?;
-    state.tail = reader.u64()?;
-    state.records = reader.u64()?;
-    state.last_time_ms = reader.u64()?;
-    state.applied_sequence = reader.u64()?;
-    state.control_sequence = reader.u64()?;
-    state.class_since = reader.u64()?;
+    let logged = &mut state.logged;
+    logged.life = life;
+    logged.closed = flags & CLOSED != 0;
+    logged.first_epoch = reader.u64()?;
+    logged.fork_count = reader.u32()?;
+    logged.start = reader.u64()?;
+    logged.start_records = reader.u64()?;
+    logged.tail = reader.u64()?;
+    logged.records = reader.u64()?;
+    logged.last_time_ms = reader.u64()?;
+    logged.applied_sequence = reader.u64()?;
+    logged.control_sequence = reader.u64()?;
+    logged.class_since = reader.u64()?;
     let path = std::str::from_utf8(reader.short()?).ok()?;
     let content_type = intern(std::str::from_utf8(reader.short()?).ok()?);
     for _ in 0..reader.u32()? {
-        state.later_epochs.push((reader.u64()?, reader.u64()?));
+        logged.later_epochs.push((reader.u64()?, reader.u64()?));
     }
     decode_optional(&mut reader, flags, &mut state)?;
     if !reader.is_empty() {
@@ -276,7 +277,7 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
 fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) -> Option<()> {
     if flags & CLOSED_BY != 0 {
         let (epoch, seq) = (reader.u64()?, reader.u64()?);
-        state.closed_by = Some(Box::new(ClosedBy {
+        state.logged.closed_by = Some(Box::new(ClosedBy {
             id: reader.short()?.into(),
             epoch,
             seq,
@@ -285,7 +286,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
     if flags & EXPIRY != 0 {
         let inherited = reader.u8()? != 0;
         let (ttl, at, access) = (reader.u64()?, reader.u64()?, reader.u64()?);
-        state.expiry = Some(Box::new(Expiry {
+        state.logged.expiry = Some(Box::new(Expiry {
             ttl_seconds: (ttl != u64::MAX).then_some(ttl),
             expires_at_ms: (at != u64::MAX).then_some(at),
             inherited,
@@ -305,7 +306,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
         } else {
             Line::unknown(source, state.created_ms)
         };
-        state.fork = Some(Box::new(Fork {
+        state.logged.fork = Some(Box::new(Fork {
             source,
             source_path,
             anchor,
@@ -315,7 +316,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
         }));
     }
     if flags & STREAM_SEQ != 0 {
-        state.stream_seq = Some(reader.short()?.into());
+        state.logged.stream_seq = Some(reader.short()?.into());
     }
     if flags & PRODUCERS != 0 {
         let mut producers = Producers::default();
@@ -334,7 +335,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
                 },
             );
         }
-        state.producers = Some(Box::new(producers));
+        state.logged.producers = Some(Box::new(producers));
     }
     if flags & DAMAGED != 0 {
         let mut damaged = Vec::new();
@@ -347,7 +348,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
         for _ in 0..reader.u32()? {
             let id = reader.short()?;
             let skipped = (reader.u64()?, reader.u64()?);
-            state.producers.as_mut()?.set_skipped(id, skipped);
+            state.logged.producers.as_mut()?.set_skipped(id, skipped);
         }
     }
     Some(())

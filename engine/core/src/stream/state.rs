@@ -1,7 +1,8 @@
 //! What a stream is: configuration, producers, position, and the bytes that are still in memory.
 //!
-//! Changed only by the `apply_*` functions, each of which stands for one frame of the log, so that recovery
-//! rebuilds exactly what the live server had.
+//! In two parts. What frames of the log decide ([`Logged`]) is changed by [`StreamState::apply`](super::change) alone, for
+//! live requests as in recovery, so that a restart rebuilds exactly what the live server had; everybody reads it as if
+//! it were the state's own. The rest is this process's: where bytes are, what readers see, what is under way.
 //!
 //! Invariants
 //! - `I-STATE-1` `applied_sequence` is the sequence of the newest frame this state reflects; a frame at or
@@ -11,11 +12,12 @@
 //! - `I-STATE-3` `visible` never goes back, and never passes what the class's watermark has reached.
 //! - `I-STATE-4` `last_time_ms` and index times never decrease.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::codec::{AppendExtra, ProducerTag};
+use crate::codec::ProducerTag;
 use crate::limits::DAMAGED_RANGES_MAX;
-use crate::model::{Adopted, Class, Extent, IndexEntry, StreamId};
+use crate::model::{Adopted, Class, Extent, StreamId};
 use crate::stream::damage;
 use crate::stream::hot::Hot;
 use crate::stream::line::{Line, Mark};
@@ -111,8 +113,9 @@ impl ClosedBy {
     }
 }
 
+/// What the log decides. Never changed outside of this folder: there is no way to it from a state but for reading.
 #[derive(Debug)]
-pub struct StreamState {
+pub struct Logged {
     pub id: StreamId,
     pub class: Class,
     /// Highest epoch when the stream got its class: losses up to there do not concern it.
@@ -137,6 +140,16 @@ pub struct StreamState {
     pub tail: u64,
     pub records: u64,
     pub last_time_ms: u64,
+    pub applied_sequence: u64,
+    /// Newest frame that replies may reveal: all but renewals of a TTL.
+    pub reveal_sequence: u64,
+    /// Newest frame that changed what the stream is (create, close, delete), for replies that reveal it.
+    pub control_sequence: u64,
+}
+
+#[derive(Debug)]
+pub struct StreamState {
+    pub(super) logged: Logged,
     pub extents: Arc<Vec<Extent>>,
     /// Bytes of an `ephemeral` stream that memory had no room for, in files that every start discards.
     pub spilled: Arc<Vec<Extent>>,
@@ -159,11 +172,6 @@ pub struct StreamState {
     pub hot: Hot,
     /// What a purged stream had taken over from stages: kept until the catalog has forgotten the stream.
     pub abandoned: Vec<Adopted>,
-    pub applied_sequence: u64,
-    /// Newest frame that replies may reveal: all but renewals of a TTL.
-    pub reveal_sequence: u64,
-    /// Newest frame that changed what the stream is (create, close, delete), for replies that reveal it.
-    pub control_sequence: u64,
     pub visible: Visible,
     /// Stamp of the newest change that readers may see; 0 = none since it was loaded.
     pub changed: u64,
@@ -175,9 +183,17 @@ pub struct StreamState {
     pub batch_slot: (u64, u32),
 }
 
+impl Deref for StreamState {
+    type Target = Logged;
+
+    fn deref(&self) -> &Logged {
+        &self.logged
+    }
+}
+
 impl StreamState {
     pub fn new(id: StreamId, class: Class, created_ms: u64) -> StreamState {
-        StreamState {
+        let logged = Logged {
             id,
             class,
             class_since: id.0,
@@ -197,6 +213,12 @@ impl StreamState {
             tail: 0,
             records: 0,
             last_time_ms: created_ms,
+            applied_sequence: 0,
+            reveal_sequence: 0,
+            control_sequence: 0,
+        };
+        StreamState {
+            logged,
             extents: Arc::new(Vec::new()),
             spilled: Arc::new(Vec::new()),
             spilled_records: 0,
@@ -209,9 +231,6 @@ impl StreamState {
             flushing: None,
             hot: Hot::default(),
             abandoned: Vec::new(),
-            applied_sequence: 0,
-            reveal_sequence: 0,
-            control_sequence: 0,
             visible: Visible::default(),
             changed: 0,
             counted: Counted::default(),
@@ -332,11 +351,8 @@ impl StreamState {
 
     /// Gives back what a renewal may have lost because it was not logged.
     pub fn give_expiry_slack(&mut self) {
-        if let Some(expiry) = self
-            .expiry
-            .as_mut()
-            .filter(|expiry| expiry.ttl_seconds.is_some())
-        {
+        let expiry = self.logged.expiry.as_mut();
+        if let Some(expiry) = expiry.filter(|expiry| expiry.ttl_seconds.is_some()) {
             expiry.last_access_ms = expiry
                 .last_access_ms
                 .saturating_add(expiry.touch_interval_ms());
@@ -351,68 +367,36 @@ impl StreamState {
                 .is_some_and(|expiry| expiry.expired(now_ms, steady_ms))
     }
 
+    /// A sliding TTL begins again, by the clock that nobody can set.
+    pub fn note_access(&mut self, steady_ms: u64) {
+        if let Some(expiry) = &mut self.logged.expiry {
+            expiry.steady_access_ms = steady_ms;
+        }
+    }
+
     /// Renews a sliding TTL. Returns whether the renewal is due for a frame of its own.
     pub fn renew(&mut self, now_ms: u64) -> bool {
-        let Some(expiry) = self.expiry.as_mut() else {
+        let expiry = self.logged.expiry.as_mut();
+        let Some(expiry) = expiry.filter(|expiry| expiry.ttl_seconds.is_some()) else {
             return false;
         };
-        if expiry.ttl_seconds.is_none() {
-            return false;
-        }
         expiry.last_access_ms = expiry.last_access_ms.max(now_ms);
-        let due = now_ms.saturating_sub(expiry.logged_access_ms) >= expiry.touch_interval_ms();
-        if due {
-            expiry.logged_access_ms = now_ms;
-        }
-        due
+        now_ms.saturating_sub(expiry.logged_access_ms) >= expiry.touch_interval_ms()
     }
 
-    /// Applies an append frame: bytes, producer tuple, `Stream-Seq` and close are one step.
-    pub fn apply_append(&mut self, frame: &AppliedAppend<'_>) {
-        debug_assert!(frame.sequence > self.applied_sequence || self.is_volatile());
-        debug_assert_eq!(frame.position, self.tail);
-        self.applied_sequence = frame.sequence;
-        self.reveal_sequence = frame.sequence;
-        self.last_time_ms = self.last_time_ms.max(frame.time_ms);
-        if !frame.payload.is_empty() || frame.close {
-            self.begin_epoch(frame.epoch);
-        }
-        if !frame.payload.is_empty() {
-            self.push_bytes(frame.payload, frame.records);
-        }
-        if let Some(tag) = &frame.extra.producer {
-            self.remember_producer(tag, frame.time_ms, frame.epoch);
-        }
-        if let Some(seq) = frame.extra.stream_seq {
-            self.stream_seq = Some(seq.into());
-        }
-        if frame.close {
-            self.closed = true;
-            self.control_sequence = frame.sequence;
-            self.closed_by = frame.extra.producer.map(|tag| {
-                Box::new(ClosedBy {
-                    id: tag.id.into(),
-                    epoch: tag.epoch,
-                    seq: tag.seq,
-                })
-            });
-        }
-        self.renew_at(frame.time_ms);
+    /// Behind a commit even a weak stream shows nothing before that is synced.
+    pub fn hold_until_synced(&mut self, sequence: u64) {
+        self.logged.control_sequence = sequence;
     }
 
-    /// Applies a delete frame.
-    pub fn apply_delete(&mut self, purge: bool, sequence: u64) {
-        self.applied_sequence = sequence;
-        self.reveal_sequence = sequence;
-        self.control_sequence = sequence;
-        if !purge {
-            self.life = Life::SoftDeleted;
-            return;
-        }
-        self.life = Life::Gone;
-        self.producers = None;
-        let hot = std::mem::replace(&mut self.hot, Hot::starting_at(self.tail));
-        self.abandon(&hot);
+    /// The stream's create could not be staged: it never was.
+    pub fn withdraw(&mut self) {
+        self.logged.life = Life::Gone;
+    }
+
+    /// For repair, which counts the forks that are there.
+    pub fn recount_forks(&mut self, count: u32) {
+        self.logged.fork_count = count;
     }
 
     /// Notes the staged packs of bytes that nobody will read any more.
@@ -421,87 +405,10 @@ impl StreamState {
             .extend(hot.file_parts().map(|part| part.section));
     }
 
-    /// Applies a commit of staged bytes: all sections, the producer tuple and one time for all are one step.
-    pub fn apply_adopt(&mut self, frame: &AppliedAdopt<'_>) {
-        debug_assert!(frame.sequence > self.applied_sequence);
-        debug_assert_eq!(self.hot.end(), self.tail);
-        self.applied_sequence = frame.sequence;
-        self.reveal_sequence = frame.sequence;
-        self.last_time_ms = self.last_time_ms.max(frame.time_ms);
-        if !frame.sections.is_empty() {
-            self.begin_epoch(frame.epoch);
-        }
-        for (section, index) in frame.sections {
-            self.push_section(section, index);
-        }
-        self.remember_producer(&frame.producer, frame.time_ms, frame.epoch);
-        self.renew_at(frame.time_ms);
-    }
-
-    /// Adds bytes that lie in a staged pack, with their index moved to where they stand now.
-    fn push_section(&mut self, section: &Adopted, index: &[IndexEntry]) {
-        let (start, base_records, time_ms) = (self.tail, self.records, self.last_time_ms);
-        self.hot.push_file(*section);
-        self.hot.index.extend(index.iter().map(|entry| IndexEntry {
-            end: start + entry.end,
-            records: base_records + entry.records,
-            time_ms,
-            crc: entry.crc,
-        }));
-        self.tail += section.len;
-        self.records += section.records;
-    }
-
-    fn renew_at(&mut self, time_ms: u64) {
-        if let Some(expiry) = self.expiry.as_mut() {
-            expiry.last_access_ms = expiry.last_access_ms.max(time_ms);
-            expiry.logged_access_ms = expiry.logged_access_ms.max(time_ms);
-        }
-    }
-
-    /// Applies a change of class.
-    pub fn apply_class(&mut self, class: Class, since: u64, epoch: u64, sequence: u64) {
-        self.begin_epoch(epoch);
-        self.class = class;
-        self.class_since = since;
-        self.applied_sequence = sequence;
-        self.reveal_sequence = sequence;
-        self.control_sequence = sequence;
-    }
-
-    /// Adds bytes to the hot tail with their index entry; also used for a create's first content.
-    pub fn push_bytes(&mut self, payload: &[u8], records: u32) {
-        debug_assert_eq!(self.hot.end(), self.tail);
-        self.hot.push(payload);
-        self.tail += payload.len() as u64;
-        self.records += u64::from(records);
-        self.hot.index.push(IndexEntry {
-            end: self.tail,
-            records: self.records,
-            time_ms: self.last_time_ms,
-            crc: crc32c::crc32c(payload),
-        });
-    }
-
-    fn begin_epoch(&mut self, epoch: u64) {
-        if epoch > self.last_epoch() {
-            self.later_epochs.push((epoch, self.tail));
-        }
-    }
-
     pub fn last_epoch(&self) -> u64 {
         self.later_epochs
             .last()
             .map_or(self.first_epoch, |(epoch, _)| *epoch)
-    }
-
-    fn remember_producer(&mut self, tag: &ProducerTag<'_>, time_ms: u64, stream_epoch: u64) {
-        let weak = !self.class.waits_for_sync();
-        let before = self.producer(tag.id);
-        let state = ProducerState::after(before, tag, time_ms, stream_epoch, weak);
-        self.producers
-            .get_or_insert_default()
-            .remember(tag.id, state);
     }
 
     pub fn producer(&self, id: &[u8]) -> Option<ProducerState> {
@@ -516,29 +423,6 @@ impl StreamState {
             closed: self.closed,
         };
     }
-}
-
-/// An append as its frame describes it.
-#[derive(Clone, Copy)]
-pub struct AppliedAppend<'a> {
-    pub sequence: u64,
-    pub position: u64,
-    pub time_ms: u64,
-    pub epoch: u64,
-    pub records: u32,
-    pub close: bool,
-    pub extra: AppendExtra<'a>,
-    pub payload: &'a [u8],
-}
-
-/// A commit of staged bytes to one stream, as its frame describes it.
-pub struct AppliedAdopt<'a> {
-    pub sequence: u64,
-    pub time_ms: u64,
-    pub epoch: u64,
-    pub producer: ProducerTag<'a>,
-    /// Each with its relative index.
-    pub sections: &'a [(Adopted, Vec<IndexEntry>)],
 }
 
 #[cfg(test)]

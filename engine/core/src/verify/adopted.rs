@@ -23,15 +23,13 @@ pub fn check(
     report: &mut Report,
 ) -> Result<BTreeSet<u32>, CatalogError> {
     let mut packs = BTreeSet::new();
-    for (_, shadow) in shadows.iter() {
-        packs.extend(shadow.adopted.iter().map(|(_, section)| section.pack));
+    for (shadow, start, section) in shadows.adopted() {
+        packs.insert(section.pack);
         if shadow.life == Life::Gone {
             continue;
         }
-        for (start, section) in &shadow.adopted {
-            check_section(disk, shadow, *start, section, report).map_err(CatalogError::Io)?;
-            meter.add(section.len).map_err(CatalogError::Io)?;
-        }
+        check_section(disk, &shadow, start, &section, report).map_err(CatalogError::Io)?;
+        meter.add(section.len).map_err(CatalogError::Io)?;
     }
     Ok(packs)
 }

@@ -132,10 +132,8 @@ impl<'a> Census<'a> {
         }
         let damaged = damaged_ranges(&state).to_vec();
         drop(state);
-        let shadow = match self.shadows.get(stream.id) {
-            Some(shadow) => shadow.clone(),
-            None => Shadow::of(&stream),
-        };
+        let shadow = self.shadows.get(stream.id);
+        let shadow = shadow.unwrap_or_else(|| Shadow::of(&stream));
         self.relations(stream.id, &shadow, &damaged)
     }
 
@@ -155,7 +153,7 @@ impl<'a> Census<'a> {
     fn new_streams(&mut self) -> Result<(), CatalogError> {
         for (id, shadow) in self.shadows.iter() {
             if self.view.path_of(id)?.is_none() {
-                self.relations(id, shadow, &[])?;
+                self.relations(id, &shadow, &[])?;
             }
         }
         Ok(())
@@ -180,7 +178,7 @@ impl<'a> Census<'a> {
         };
         *self.forks.entry(source).or_default() += 1;
         let found = match self.shadows.get(source) {
-            Some(source) => Some(source.clone()),
+            Some(source) => Some(source),
             None => catalog_shadow(self.view, source)?,
         };
         let what = match found.filter(|source| source.life != Life::Gone) {
@@ -255,7 +253,7 @@ impl<'a> Census<'a> {
         }
         for (source, found) in &self.forks {
             let path = match self.shadows.get(*source) {
-                Some(shadow) => Some(shadow.path.clone()),
+                Some(shadow) => Some(shadow.path),
                 None => catalog_shadow(self.view, *source)
                     .ok()
                     .flatten()

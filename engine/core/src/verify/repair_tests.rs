@@ -372,7 +372,7 @@ fn counts_are_counted_again() {
                 panic!("{path} is there");
             };
             let mut state = stream.lock();
-            state.fork_count = content;
+            state.recount_forks(content);
             engine.directory.mark_dirty(&stream, &mut state.dirty);
         }
         engine.checkpoint().expect("checkpoint");

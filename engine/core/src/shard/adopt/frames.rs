@@ -8,7 +8,7 @@ use crate::codec::{AppendExtra, FLAG_PRODUCER, FRAME_HEADER_BYTES, Frame, FrameK
 use crate::model::{Adopted, Media};
 use crate::shard::batch::OpenBatch;
 use crate::shard::engine::Engine;
-use crate::stream::state::{AppliedAdopt, AppliedAppend};
+use crate::stream::change::{Append, Change, Section, What};
 
 use super::{Locked, Share};
 
@@ -54,6 +54,15 @@ impl StreamFrames {
     /// Whether a frame of its own goes before the copied bytes, with the producer.
     fn leads(&self) -> bool {
         matches!(self.kind, Kind::Copied(_)) && !self.used_up.is_empty()
+    }
+
+    fn change<'a>(&self, sequence: u64, what: What<'a>) -> Change<'a> {
+        Change {
+            sequence,
+            time_ms: self.time_ms,
+            epoch: self.epoch,
+            what,
+        }
     }
 
     /// Says with this stream which stages are used up.
@@ -156,30 +165,18 @@ impl Engine {
         tag: &ProducerTag<'_>,
     ) {
         let Some(share) = entry.share else { return };
-        self.note_access(&mut entry.state);
+        entry.state.note_access(self.steady_ms());
         let bytes = share.bytes.as_deref().unwrap_or(&[]);
         match &frames.kind {
             Kind::Adopted(_) => {
                 // Before the lock goes: whoever tidies packs must find it kept.
                 self.cold.adopt(&sections_of(share));
-                entry.state.apply_adopt(&AppliedAdopt {
-                    sequence: first_sequence,
-                    time_ms: frames.time_ms,
-                    epoch: frames.epoch,
-                    producer: *tag,
-                    sections: &share.sections,
-                });
+                entry.adopt(frames, first_sequence, *tag, &share.sections);
             }
             Kind::Copied(cuts) => {
                 let (mut at, leads) = (0, frames.leads());
                 if leads {
-                    entry.state.apply_adopt(&AppliedAdopt {
-                        sequence: first_sequence,
-                        time_ms: frames.time_ms,
-                        epoch: frames.epoch,
-                        producer: *tag,
-                        sections: &[],
-                    });
+                    entry.adopt(frames, first_sequence, *tag, &[]);
                 }
                 for (number, (end, records)) in cuts.iter().enumerate() {
                     let sequence = first_sequence + u64::from(leads) + number as u64;
@@ -200,8 +197,8 @@ impl Engine {
             }
         }
         if !entry.state.class.waits_for_sync() {
-            // Behind a commit even a weak stream shows nothing before that is synced.
-            entry.state.control_sequence = first_sequence + frames.count() - 1;
+            let newest = first_sequence + frames.count() - 1;
+            entry.state.hold_until_synced(newest);
         }
         entry.state.count_memory(&self.metrics);
     }
@@ -216,20 +213,28 @@ impl Locked<'_> {
         records: u32,
         producer: Option<ProducerTag<'_>>,
     ) {
-        let position = self.state.tail;
-        self.state.apply_append(&AppliedAppend {
-            sequence,
-            position,
-            time_ms: frames.time_ms,
-            epoch: frames.epoch,
+        let append = Append {
+            payload,
             records,
             close: false,
             extra: AppendExtra {
                 producer,
                 stream_seq: None,
             },
-            payload,
-        });
+        };
+        self.state
+            .apply(&frames.change(sequence, What::Append(append)));
+    }
+
+    fn adopt(
+        &mut self,
+        frames: &StreamFrames,
+        sequence: u64,
+        producer: ProducerTag<'_>,
+        sections: &[Section],
+    ) {
+        let what = What::Adopt { producer, sections };
+        self.state.apply(&frames.change(sequence, what));
     }
 }
 

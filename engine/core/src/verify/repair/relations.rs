@@ -95,7 +95,7 @@ fn each(
 fn set_fork_count(directory: &Directory, side: &Side, count: u32) -> Result<(), CatalogError> {
     if let Some(stream) = directory.get(&side.path)? {
         let mut state = stream.lock();
-        state.fork_count = count;
+        state.recount_forks(count);
         directory.mark_dirty(&stream, &mut state.dirty);
     }
     Ok(())

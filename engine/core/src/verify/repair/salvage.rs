@@ -12,10 +12,11 @@ use crate::error::EngineError;
 use crate::io::BootId;
 use crate::log::cold::ColdStore;
 use crate::log::directory::Directory;
-use crate::log::replay::Replay;
+use crate::log::replay::{OpenedStreams, Replay};
 use crate::log::stage;
 use crate::metrics::Metrics;
 use crate::model::StreamId;
+use crate::stream::change::{Change, What};
 use crate::stream::handle::Stream;
 use crate::stream::offsets::Losses;
 use crate::stream::state::Life;
@@ -30,7 +31,7 @@ pub struct Salvage<'a> {
     directory: &'a Directory,
     cold: &'a ColdStore,
     metrics: &'a Metrics,
-    replay: Replay<'a>,
+    replay: Replay<OpenedStreams<'a>>,
     repaired: &'a mut Repaired,
     /// Frames of streams whose creation is lost.
     homeless: BTreeMap<StreamId, u64>,
@@ -51,14 +52,13 @@ impl<'a> Salvage<'a> {
         meta: &Meta,
         repaired: &'a mut Repaired,
     ) -> Salvage<'a> {
-        let replay = Replay::new(
+        let streams = OpenedStreams {
             directory,
             cold,
             metrics,
-            meta.losses.clone(),
-            meta.highest_epoch,
-            meta.boot_id,
-        );
+        };
+        let losses = meta.losses.clone();
+        let replay = Replay::new(streams, losses, meta.highest_epoch, meta.boot_id);
         Salvage {
             directory,
             cold,
@@ -136,6 +136,7 @@ impl<'a> Salvage<'a> {
             .map_or(0, |stream| stream.lock().applied_sequence);
         if let Err(error) = self.replay.apply(frame) {
             let path = found.map(|stream| stream.path.clone());
+            let error = EngineError::from(error);
             self.repaired.gave_up(path.as_deref(), error.detail);
         } else if let Some(stream) = found.filter(|_| frame.kind == FrameKind::Adopt)
             && frame.sequence > applied_before
@@ -183,7 +184,7 @@ impl<'a> Salvage<'a> {
             let mut state = existing.lock();
             if state.life != Life::Gone {
                 self.directory.mark_dirty(&existing, &mut state.dirty);
-                state.apply_delete(true, frame.sequence);
+                state.apply(&Change::plain(frame.sequence, frame.time_ms, What::Purge));
                 state.count_memory(self.metrics);
             }
         }
@@ -210,7 +211,7 @@ impl<'a> Salvage<'a> {
             let zeros = vec![0u8; FILL_BYTES.min(position - tail) as usize];
             while state.tail < position {
                 let piece = (position - state.tail).min(FILL_BYTES) as usize;
-                state.push_bytes(&zeros[..piece], 0);
+                state.fill(&zeros[..piece]);
             }
             state.count_memory(self.metrics);
             mark_damaged(&mut state, tail, position);
