@@ -299,7 +299,7 @@ fn an_epoch_of_the_time_that_a_restore_lost_is_a_gap() {
         state
     };
     let (fsync, mut closed) = (ten_bytes(), ten_bytes());
-    closed.closed = true;
+    closed.logged.closed = true;
     let at = |epoch, position| Offset { epoch, position };
     for (state, behind) in [(&fsync, at(RANGE + 5, 10)), (&closed, at(100, 10))] {
         for (position, certain) in [(4, false), (10, false), (14, true)] {
