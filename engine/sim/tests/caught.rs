@@ -164,3 +164,8 @@ fn a_disk_stream_that_is_not_synced_in_time_is_caught() {
 fn forks_in_the_epoch_of_their_source_are_caught() {
     assert_caught("share epochs", sabotaged(Sabotage::ShareEpochs), 300);
 }
+
+#[test]
+fn a_replay_that_takes_a_frame_for_something_else_is_caught() {
+    assert_caught("replay differs", sabotaged(Sabotage::ReplayDiffers), 100);
+}

@@ -27,6 +27,8 @@ pub enum Sabotage {
     ForgetEndings,
     /// A fork's own bytes lie in the epoch of its source.
     ShareEpochs,
+    /// Replay takes something else from a frame than the live request did.
+    ReplayDiffers,
 }
 
 #[cfg(feature = "sabotage")]
