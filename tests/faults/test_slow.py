@@ -24,6 +24,21 @@ def slow_server(start_server: Callable[..., Server], delay_ms: int = SYNC_DELAY_
     return start_server(environment={"MILLSTREAM_FAULT_SYNC_DELAY_MS": str(delay_ms)})
 
 
+def test_an_empty_stream_is_there_while_a_change_of_it_waits_for_the_disk(
+    start_server: Callable[..., Server],
+) -> None:
+    api = Api(slow_server(start_server), deadline_s=30)
+    assert api.put("s").status == 201
+    with api.connect() as connection:
+        connection.send(request_bytes("POST", Api.target("s"), {"Stream-Closed": "true"}))
+        until = time.monotonic() + SYNC_DELAY_MS / 2000
+        while time.monotonic() < until:
+            assert api.call("GET", "/-/api/streams/s").status == 200
+            listed = api.call("GET", "/-/api/streams").json()["streams"]
+            assert [entry["path"] for entry in listed] == ["s"]
+        assert connection.read_response().status == 204
+
+
 def test_a_slow_disk_delays_only_those_who_asked_for_it(
     start_server: Callable[..., Server],
 ) -> None:

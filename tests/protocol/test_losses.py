@@ -284,6 +284,12 @@ def test_a_producer_goes_on_at_any_number_after_a_loss(
     server.crash_and_restart()
     for epoch, seq in tries:
         stream = f"{path}/{epoch}-{seq}"
+        # What a log still has is recognised.
+        kept = api.read_all(stream).count(b",")
+        if epoch == 2 and seq < kept:
+            again = api.post(stream, b"x", headers=producer("p", epoch, seq))
+            assert (again.status, again["producer-seq"]) == (204, str(kept - 1)), (epoch, seq)
+            continue
         resumed = api.post(stream, b"on,", headers=producer("p", epoch, seq))
         assert (resumed.status, resumed["producer-seq"]) == (200, str(seq)), (epoch, seq)
         # From here on it is an ordinary producer again.

@@ -174,6 +174,22 @@ def test_a_restored_stream_goes_on_in_a_new_epoch(
         assert copy.head("s").offset == new
 
 
+@pytest.mark.parametrize("name", ["fsync", "disk", "memory"])
+def test_what_the_backup_holds_of_a_producer_stays_a_duplicate(
+    api: Api, start_server: StartServer, tmp_path: Path, name: str
+) -> None:
+    api.put("s", headers={"Stream-Durability": name})
+    for seq in range(4):
+        assert api.post("s", b"%d," % seq, headers=producer("p", 0, seq)).status == 200
+    backed_up(api, tmp_path / "backup")
+    copied = start_server(data_dir=restored(tmp_path / "backup", tmp_path / "restored"))
+    copy = Api(copied)
+    for seq in range(4):
+        assert copy.post("s", b"x", headers=producer("p", 0, seq)).status == 204
+    assert copy.post("s", b"7,", headers=producer("p", 0, 7)).status == 200
+    assert copy.read_all("s") == b"0,1,2,3,7,"
+
+
 def test_numbers_that_a_producer_skipped_after_a_restore_are_no_duplicates(
     api: Api, start_server: StartServer, tmp_path: Path
 ) -> None:

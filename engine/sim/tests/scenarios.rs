@@ -415,3 +415,71 @@ fn where_deleted_streams_ended_is_remembered() {
         "what a checkpoint drops was not missed"
     );
 }
+
+#[test]
+fn an_epoch_that_a_refused_create_took_hides_no_loss() {
+    let class = |path, class| Op::SetClass { path, class };
+    // The create finds no space and its epoch is in no frame of its own; the class that follows counts from it.
+    let lives = [
+        life(
+            vec![
+                create(1, Class::Fsync, 0, None),
+                create(0, Class::Fsync, 93, None),
+                Op::FillDisk { spare_bytes: 4096 },
+                Op::PrepareSpares,
+                Op::Renew { path: 0 },
+                class(1, Class::Ephemeral),
+                Op::Commit,
+            ],
+            None,
+            End::PowerCut,
+        ),
+        life(Vec::new(), None, End::PowerCut),
+    ];
+    passes_with_every_fate(&lives, FATES);
+}
+
+#[test]
+fn a_spare_prepared_beside_a_recycled_one_keeps_the_order_of_the_log() {
+    let mut first = vec![create(0, Class::Fsync, 0, None), Op::Commit];
+    first.extend((0..3).flat_map(|_| [append(0, 7 * MIB, None), Op::Commit]));
+    let meanwhile = || vec![Op::PrepareSpares, append(0, 7 * MIB, None), Op::Commit];
+    for pause_after in 1..24 {
+        let mut ops = first.clone();
+        ops.push(Op::Checkpoint {
+            pause_after,
+            meanwhile: meanwhile(),
+        });
+        ops.extend((0..3).flat_map(|_| [append(0, 7 * MIB, None), Op::Commit]));
+        passes_with_every_fate(&[life(ops, None, End::PowerCut)], 2);
+    }
+}
+
+#[test]
+fn producers_of_a_stream_that_lost_its_memory_are_not_duplicates_under_another_class() {
+    let lives = [
+        life(
+            vec![
+                create(2, Class::Ephemeral, 126, None),
+                append(2, 120, Some(0)),
+                checkpoint(Vec::new()),
+            ],
+            None,
+            End::PowerCut,
+        ),
+        life(
+            vec![
+                Op::SetClass {
+                    path: 2,
+                    class: Class::Fsync,
+                },
+                append(2, 100, Some(-1)),
+                append(2, 100, Some(0)),
+                Op::Commit,
+            ],
+            None,
+            End::PowerCut,
+        ),
+    ];
+    passes_with_every_fate(&lives, FATES);
+}

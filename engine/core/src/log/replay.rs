@@ -196,6 +196,8 @@ impl<S: Streams> Replay<S> {
             self.streams.ending(stream, &state, frame, &self.losses);
         }
         state.apply(&change);
+        // An epoch that was taken for nothing is in no other frame: the next start must not take it again.
+        self.highest_epoch = self.highest_epoch.max(state.class_since);
         state.publish_applied();
         self.streams.changed(stream, &mut state);
         if state.life == Life::SoftDeleted && state.fork_count == 0 {

@@ -11,6 +11,8 @@
 //!   that was acknowledged before the backup was asked for (ephemeral records excepted: they have no frame).
 //! - `I-BACKUP-2` The mark is written when every other file and name is synced; a failed or cancelled backup is removed.
 //! - `I-BACKUP-3` Memory is bounded by a few buffers and the log's largest batch, whatever there is to copy.
+//! - `I-BACKUP-4` No checkpoint lies between the copied catalog and the commit number: a frame may rest on one, as do
+//!   those with which a stream enters or leaves `ephemeral`, or is forked out of it.
 
 use crate::report;
 use std::fmt;
@@ -193,8 +195,7 @@ impl Engine {
         let mut manifest = ManifestWriter::create(&*job.to)?;
 
         job.phase("catalog")?;
-        let census = job.copy_catalog()?;
-        let commit = self.shard.synced();
+        let (census, commit) = job.copy_catalog()?;
         job.check_space(&census)?;
 
         job.phase("log")?;
@@ -357,32 +358,31 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Copies the catalog as it is now, and counts what it names.
-    fn copy_catalog(&mut self) -> Result<Census, BackupError> {
+    /// Copies the catalog as it is now, and counts what it names. Returns also what was synced at that moment.
+    fn copy_catalog(&mut self) -> Result<(Census, u64), BackupError> {
         let copy = Catalog::open(Arc::clone(&self.to))?;
         let mut census = Census::default();
         let mut ended = None;
-        let copied = self
-            .engine
-            .directory
-            .catalog()
-            .copy_into(&copy, &mut |path, value| {
-                let seen = match census.add(path, value) {
-                    Ok(()) => self.look(),
-                    Err(finding) => self.damage(finding),
-                };
-                seen.map_err(|error| {
-                    ended = Some(error);
-                    io::Error::other("ended")
-                })
-            });
+        let engine = self.engine;
+        let catalog = engine.directory.catalog();
+        let synced = || engine.shard.synced();
+        let copied = catalog.copy_into(&copy, synced, &mut |path, value| {
+            let seen = match census.add(path, value) {
+                Ok(()) => self.look(),
+                Err(finding) => self.damage(finding),
+            };
+            seen.map_err(|error| {
+                ended = Some(error);
+                io::Error::other("ended")
+            })
+        });
         if let Some(error) = ended {
             return Err(error);
         }
-        copied?;
+        let commit = copied?;
         census.checkpoint = checkpoint_of(&copy)?;
         census.add_packs(&*self.engine.doors.disk, &copy.packs()?);
-        Ok(census)
+        Ok((census, commit))
     }
 
     fn check_space(&mut self, census: &Census) -> Result<(), BackupError> {

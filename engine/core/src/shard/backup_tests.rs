@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use super::{BackupError, BackupOptions, BackupProgress, BackupSummary};
+use super::{BackupError, BackupOptions, BackupProgress, BackupSummary, TELL_EVERY_US};
 use crate::config::Config;
 use crate::io::Doors;
 use crate::io::tests::TestDirectory;
+use crate::model::Class;
 use crate::serve::restore::restore;
 use crate::shard::engine::Engine;
 
@@ -254,6 +256,46 @@ fn a_backup_holds_exactly_what_was_synced_when_the_catalog_was_copied() {
             "a new epoch"
         );
         assert_eq!(engine.local_tail("deleted").expect("asked"), None);
+    });
+}
+
+#[test]
+fn a_stream_that_crosses_into_or_out_of_memory_while_the_catalog_is_copied_is_whole_in_the_backup()
+{
+    let (directory, place) = (TestDirectory::new(), TestDirectory::new());
+    let (kept, to) = (place.path().join("backup"), place.path().join("restored"));
+    with_engine(directory.path(), true, |engine| {
+        for (path, class) in [("leaves", Class::Ephemeral), ("enters", Class::Fsync)] {
+            let made = engine.local_create(path, "text/plain", Some(class));
+            assert!(made.expect("created"));
+            append(engine, path, b"before.");
+        }
+        let mut told = 0;
+        let made = engine.backup_to(&kept, &BackupOptions::default(), &mut |progress| {
+            told += u32::from(progress.phase == "catalog");
+            match (progress.phase, told) {
+                // Long enough for the next word to come from the middle of the copy.
+                ("catalog", 1) => {
+                    append(engine, "enters", b"more.");
+                    std::thread::sleep(Duration::from_micros(2 * TELL_EVERY_US));
+                }
+                ("catalog", 2) => {
+                    for (path, class) in [("leaves", Class::Fsync), ("enters", Class::Ephemeral)] {
+                        engine.local_set_class(path, class).expect("another class");
+                        append(engine, path, b"too late.");
+                    }
+                }
+                _ => {}
+            }
+            true
+        });
+        made.expect("backup");
+        assert!(told >= 2, "something happened in the middle");
+    });
+    restore(&kept, &to, &mut |_| true).expect("restores");
+    with_engine(&to, false, |engine| {
+        assert_eq!(content(engine, "enters"), b"before.more.");
+        assert_eq!(content(engine, "leaves"), b"", "it was in memory alone");
     });
 }
 

@@ -92,8 +92,7 @@ impl Engine {
     /// What there is to say about a live stream whose creation is final; `None` for others.
     pub fn describe(&self, stream: &Arc<Stream>) -> Option<StreamInfo> {
         let state = stream.lock();
-        let created =
-            state.control_sequence <= self.shard.synced() || state.visible.tail > state.start;
+        let created = state.created_sequence <= self.shard.synced();
         if state.life != Life::Live || self.has_expired(&state, self.now_ms()) || !created {
             return None;
         }

@@ -41,6 +41,8 @@ pub struct Maintenance {
     leave_packs: Mutex<HashSet<u32>>,
     /// The log is free up to here, unless a pin holds it.
     checkpointed: AtomicU64,
+    /// Held from taking a log file's generation to handing it over: files are filled in the order of their generations.
+    preparing: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -305,6 +307,7 @@ impl Engine {
             *retained = keep;
             free
         };
+        let _preparing = self.maintenance.preparing.lock();
         for file in freed {
             if let Err(error) = self.free_file(&file.file) {
                 report!(
@@ -359,6 +362,9 @@ impl Engine {
         if self.watch_space() {
             self.maintenance.request_checkpoint();
         }
+        let Some(_preparing) = self.maintenance.preparing.try_lock() else {
+            return;
+        };
         loop {
             match self.shard.open() {
                 Ok(open) if open.cursor.spare_count() < WAL_SPARE_FILES => {}

@@ -150,8 +150,6 @@ fn decide_on_closed(
 }
 
 fn decide_producer(state: &StreamState, tag: &ProducerTag<'_>, tail_epoch: u64) -> AppendDecision {
-    // After a possible loss of the stream's tail, a producer's first append says where it is.
-    let weak = !state.class.waits_for_sync();
     let Some(known) = state.producer(tag.id) else {
         if tag.seq == 0 || tail_epoch > state.id.0 {
             return AppendDecision::Accept;
@@ -163,9 +161,11 @@ fn decide_producer(state: &StreamState, tag: &ProducerTag<'_>, tail_epoch: u64) 
         refusal.headers.producer_epoch = Some(known.epoch);
         return AppendDecision::Refuse(refusal);
     }
-    // What a strong stream remembers is in it, whatever was lost since: a repetition stays one.
+    // After a possible loss of the stream's tail, a producer's first append says where it is. What the log has told of it
+    // is there, whatever was lost since, so that its repetition stays one; what was in memory alone is not.
     let lost = known.stream_epoch < tail_epoch;
-    if lost && (weak || tag.epoch > known.epoch || tag.seq > known.last_seq) {
+    let outlived = state.is_volatile() || !known.has(known.last_seq);
+    if lost && (outlived || tag.epoch > known.epoch || tag.seq > known.last_seq) {
         return AppendDecision::Accept;
     }
     if tag.epoch > known.epoch {

@@ -158,6 +158,7 @@ impl StreamState {
         match change.what {
             What::Create { payload, records } => {
                 self.reveal_control(change.sequence);
+                self.logged.created_sequence = change.sequence;
                 if !payload.is_empty() {
                     self.push_bytes(payload, records);
                 }
@@ -184,6 +185,11 @@ impl StreamState {
             What::Class { class, since } => {
                 self.reveal_control(change.sequence);
                 self.begin_epoch(change.epoch);
+                if self.is_volatile()
+                    && let Some(producers) = &mut self.logged.producers
+                {
+                    producers.lose_before(change.epoch);
+                }
                 self.logged.class = class;
                 self.logged.class_since = since;
             }
@@ -286,9 +292,8 @@ impl StreamState {
     }
 
     fn remember_producer(&mut self, tag: &ProducerTag<'_>, change: &Change<'_>) {
-        let weak = !self.class.waits_for_sync();
-        let before = self.producer(tag.id);
-        let state = ProducerState::after(before, tag, change.time_ms, change.epoch, weak);
+        let (before, volatile) = (self.producer(tag.id), self.is_volatile());
+        let state = ProducerState::after(before, tag, change.time_ms, change.epoch, volatile);
         let producers = self.logged.producers.get_or_insert_default();
         producers.remember(tag.id, state);
     }

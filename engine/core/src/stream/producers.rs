@@ -23,17 +23,18 @@ pub struct ProducerState {
 }
 
 impl ProducerState {
-    /// The state after an append that was accepted, from the one before it. `weak`: what the stream remembers of a
-    /// producer may outlive the bytes that came with it.
+    /// The state after an append that was accepted, from the one before it. `volatile`: what the stream remembers of a
+    /// producer may have outlived the bytes that came with it.
     pub fn after(
         before: Option<ProducerState>,
         tag: &ProducerTag<'_>,
         time_ms: u64,
         stream_epoch: u64,
-        weak: bool,
+        volatile: bool,
     ) -> ProducerState {
         let known = before.filter(|known| {
-            known.epoch == tag.epoch && !(weak && known.stream_epoch < stream_epoch)
+            let outlived = volatile && known.stream_epoch < stream_epoch;
+            known.epoch == tag.epoch && !outlived && known.has(known.last_seq)
         });
         let skipped = match known {
             None => (0, tag.seq),
@@ -49,6 +50,11 @@ impl ProducerState {
             stream_epoch,
             skipped,
         }
+    }
+
+    /// Nothing that it sent is known to be there any more.
+    fn lose_all(&mut self) {
+        self.skipped = (0, self.last_seq + 1);
     }
 
     pub fn has_skipped(&self) -> bool {
@@ -93,6 +99,15 @@ impl Producers {
         if let Some(known) = self.known.get_mut(id) {
             known.skipped = skipped;
         }
+    }
+
+    /// What was sent before this epoch of a stream in memory alone is gone. Commits are remembered whatever becomes of it.
+    pub fn lose_before(&mut self, stream_epoch: u64) {
+        let appenders = self.known.iter_mut().filter(|(id, _)| !is_committer(id));
+        appenders
+            .map(|(_, known)| known)
+            .filter(|known| known.stream_epoch < stream_epoch)
+            .for_each(ProducerState::lose_all);
     }
 
     /// Remembers what a producer did last; a new one may need room.

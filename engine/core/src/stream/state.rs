@@ -145,6 +145,8 @@ pub struct Logged {
     pub reveal_sequence: u64,
     /// Newest frame that changed what the stream is (create, close, delete), for replies that reveal it.
     pub control_sequence: u64,
+    /// The frame that it began with; 0 = before this process.
+    pub created_sequence: u64,
 }
 
 #[derive(Debug)]
@@ -216,6 +218,7 @@ impl StreamState {
             applied_sequence: 0,
             reveal_sequence: 0,
             control_sequence: 0,
+            created_sequence: 0,
         };
         StreamState {
             logged,

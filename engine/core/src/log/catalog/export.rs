@@ -17,16 +17,29 @@ const COPY_ROWS: usize = 20_000;
 pub type Seen<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> io::Result<()>;
 
 impl Catalog {
-    /// Copies all tables, as they are now, into an empty catalog.
-    pub fn copy_into(&self, target: &Catalog, seen: Seen<'_>) -> Result<(), CatalogError> {
+    /// Copies all tables, as they are now, into an empty catalog. `now` is asked while nothing can be committed: what it
+    /// says is of the moment that the copy shows.
+    pub fn copy_into<T>(
+        &self,
+        target: &Catalog,
+        now: impl FnOnce() -> T,
+        seen: Seen<'_>,
+    ) -> Result<T, CatalogError> {
+        let mut asked = None;
         contained(|| {
-            let from = self.store().database()?.begin_read()?;
+            let from = {
+                let _writing = self.writing.lock();
+                let from = self.store().database()?.begin_read()?;
+                asked = Some(now());
+                from
+            };
             copy_table(&from, target, STREAMS, |path, value| seen(path, value))?;
             copy_table(&from, target, IDS, |_, _| Ok(()))?;
             copy_table(&from, target, PACKS, |_, _| Ok(()))?;
             copy_table(&from, target, ENDINGS, |_, _| Ok(()))?;
             copy_table(&from, target, META, |_, _| Ok(()))
-        })
+        })?;
+        asked.ok_or_else(|| CatalogError::Io(io::Error::other("nothing was copied")))
     }
 }
 
