@@ -263,7 +263,7 @@ def special_float(text: str) -> float:
     return value
 
 
-_DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)
+_DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?0*\d{1,9})?", re.ASCII)
 _WIDE: Final = Context(prec=2000)
 
 
