@@ -77,8 +77,8 @@ def test_a_wrong_schema(spark: Any, server: Server, client: Client) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("valueSchema", "id BIGNT", "`BIGNT` is no type that can be decoded"),
-        ("valueSchema", "id INT, x ARRAY<STRIN>", "`STRIN` is no type that can be decoded"),
+        ("valueSchema", "id BIGNT", "`BIGNT` is not a type that can be decoded"),
+        ("valueSchema", "id INT, x ARRAY<STRIN>", "`STRIN` is not a type that can be decoded"),
         ("valueSchema", "a-b INT", "`a-b` is not a name"),
         ("timeZone", "Mars/Phobos", "option `timeZone` is `Mars/Phobos`"),
     ],

@@ -253,7 +253,7 @@ def _check_type(text: str) -> None:
         return
     plain = _PLAIN.fullmatch(text)
     if plain is None or not int(plain[2] or 0) <= int(plain[1] or 10) <= DECIMAL_DIGITS:
-        raise _BadSchema(f"`{text}` is no type that can be decoded")
+        raise _BadSchema(f"`{text}` is not a type that can be decoded")
 
 
 class _BadSchema(OptionInvalid):

@@ -160,4 +160,4 @@ def iso_times(texts: pa.StringArray, kind: pa.DataType, *, others: bool) -> pa.A
 
 
 def _refuse(_: str) -> Any:
-    raise ValueError("a number that is none in JSON")
+    raise ValueError("JSON does not have this number")
