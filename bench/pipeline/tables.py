@@ -11,6 +11,7 @@ Record = dict[str, Any]
 ARROW_LEAST, PARQUET_LEAST = 0.7, 0.5
 ROWS_PER_SECOND_LEAST = 500_000
 ABOVE_RATE_MOST_MS = 100
+JSON_LEAST = {"clean": 1.2, "decimals": 0.7, "1 % bad": 0.7}
 TITLES = {
     "single": "Millstream, one record per append",
     "hundred": "Millstream, 100 records per POST",
@@ -24,7 +25,7 @@ def report(document: Record) -> tuple[list[str], bool]:
     final = not document["quick"] and document["complete"]
     lines: list[str] = []
     bounds: list[tuple[str, str, str, bool | None]] = []
-    for part in (_read, _write, _floor):
+    for part in (_read, _json, _write, _floor):
         own_lines, own_bounds = part(records)
         lines += own_lines
         bounds += own_bounds
@@ -61,6 +62,24 @@ def _read(records: list[Record]) -> tuple[list[str], list[tuple[str, str, str, b
             wanted = f"≥ {least}" if judged else "shown"
             passed = ratio >= least if judged else None
             bounds.append((f"read, {name}, times {peer}", wanted, f"{ratio:.2f}", passed))
+    return [*lines, ""], bounds
+
+
+def _json(records: list[Record]) -> tuple[list[str], list[tuple[str, str, str, bool | None]]]:
+    own = [one for one in records if one["cell"] == "json"]
+    if not own:
+        return [], []
+    lines = ["| JSON records, best | `valueFormat=json`, s | `from_json`, s |", "|---|---|---|"]
+    bounds: list[tuple[str, str, str, bool | None]] = []
+    for name in dict.fromkeys(one["records"] for one in own):
+        ours, theirs = (
+            min(one["seconds"] for one in own if (one["records"], one["by"]) == (name, by))
+            for by in ("valueFormat", "from_json")
+        )
+        lines.append(f"| {name} | {ours:.2f} | {theirs:.2f} |")
+        least, ratio = JSON_LEAST.get(name), theirs / ours
+        wanted, passed = (f"≥ {least}", ratio >= least) if least else ("shown", None)
+        bounds.append((f"JSON, {name}, times `from_json`", wanted, f"{ratio:.2f}", passed))
     return [*lines, ""], bounds
 
 

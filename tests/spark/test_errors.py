@@ -74,6 +74,24 @@ def test_a_wrong_schema(spark: Any, server: Server, client: Client) -> None:
     check(text, "schema_mismatch", "the source gives stream, offset, timestamp, value")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("valueSchema", "id BIGNT", "`BIGNT` is not a type that can be decoded"),
+        ("valueSchema", "id INT, x ARRAY<STRIN>", "`STRIN` is not a type that can be decoded"),
+        ("valueSchema", "a-b INT", "`a-b` is not a name"),
+        ("timeZone", "Mars/Phobos", "option `timeZone` is `Mars/Phobos`"),
+    ],
+)
+def test_options_of_json_are_refused_by_name(
+    spark: Any, server: Server, option: str, value: str, said: str
+) -> None:
+    """Spark's own parser would speak of the columns around them, or nobody at all."""
+    options = {"valueFormat": "json", "valueSchema": "id INT", option: value}
+    text = text_of(lambda: batch(spark, server.url, subscribe="a", **options))
+    check(text, "option_invalid", f"option `{option}` is `{value}`", said)
+
+
 def test_an_unreachable_server_is_told_soon(spark: Any, tmp_path: Path) -> None:
     """Whatever a query begins with, it fails after `connectTimeout`: long before `readTimeout`, here the default."""
     nobody, soon = "http://127.0.0.1:9", {"connectTimeout": "1s"}

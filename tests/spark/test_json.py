@@ -67,6 +67,25 @@ def test_a_stream_of_mixed_records(spark: Any, server: Server, client: Client) -
         batch(spark, server.url, mode="FAILFAST", **options).collect()
 
 
+def test_a_null_is_no_row_of_nulls(spark: Any, server: Server, client: Client) -> None:
+    """Arrow's parser takes it for one, or crashes; also where a block begins with it."""
+    for name, values in (("a", [None, {"k": 1}]), ("b", [{"k": 1}, None, {"k": 2}]), ("c", [None])):
+        client.create(name, content_type="application/json").append_many(values)
+    frame = batch(
+        spark,
+        server.url,
+        subscribe="a,b,c",
+        valueFormat="json",
+        valueSchema="k INT",
+        minPartitions=3,
+    )
+    rows = frame.select("stream", "value.*").orderBy("stream", "offset").collect()
+    bad = (None, "null")
+    assert [(row.k, row._corrupt_record) for row in rows] == [
+        bad, (1, None), (1, None), bad, (2, None), bad,
+    ]  # fmt: skip
+
+
 def test_one_bad_record_in_a_large_stream(spark: Any, server: Server, client: Client) -> None:
     stream = client.create("events", content_type="application/json")
     values: list[Any] = [{"id": index, "at": "2026-11-16T02:03:04Z"} for index in range(20_000)]

@@ -176,12 +176,13 @@ def create_stream(
     *,
     content_type: str,
     durability: str | None,
+    closed: bool = False,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> bool:
     """Create a stream, or find it with this configuration; True if this call made it."""
     operations = client._operations
     path = wire.check_path(path)
-    options = wire.CreateOptions(content_type=content_type, durability=durability)
+    options = wire.CreateOptions(content_type=content_type, durability=durability, closed=closed)
     request = wire.create_request(operations.endpoint, path, options)
     response = _answered(client, request, path, patience_seconds)
     return response.status == 201

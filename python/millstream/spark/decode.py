@@ -6,37 +6,38 @@ Spark's `from_json` with the same schema and mode.
     block of records ──► parser of Arrow ──► as it should be? ──► done
                               │ refuses the block: one record does not fit
                               ▼
-                         halves, and halves of halves; the last few one by one: good ones by `json_quick`,
-                         the others by `json_convert`
+                         `json_columns`: every record, once ──► rows in doubt one by one, by `json_convert`
 
 The block parser is used only for types where what it accepts is certainly what Spark gives: it fails for
 everything else (a number in a string field, a key twice, a value out of range), and then the careful way decides.
 
 Invariants:
 - I-DEC-1  One bad record never changes what its neighbours become.
-- I-DEC-2  The block path and the careful path give the same row for every record that both accept.
+- I-DEC-2  The three ways give the same row for every record that they accept.
 - I-DEC-3  PERMISSIVE keeps every row, DROPMALFORMED leaves corrupt ones out, FAILFAST fails on the first.
+- I-DEC-4  A block is looked at twice at most, however many of its records are bad.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from millstream.errors import OptionInvalid, RecordMalformed
-from millstream.spark.json_convert import RecordConverter
-from millstream.spark.json_quick import QuickConverter
+from millstream.spark.json_columns import Columns, is_iso, iso_times, put
+from millstream.spark.json_convert import Misfit, RecordConverter, Row
 from millstream.spark.json_times import known_zone
 
-CAREFUL_ROWS: Final = 32
-"""A block of so few rows is not halved again."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 SHOWN_CHARACTERS: Final = 200
-_ISO_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$"
-_ISO_DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+DECIMAL_DIGITS: Final = 38
+_OBJECT: Final = r"^[ \t\r]*\{"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Decoder:
         self._corrupt_index = kind.get_field_index(form.corrupt)
         fields = [field for field in kind if field.name != form.corrupt]
         self._converter = RecordConverter(pa.struct(fields), form.time_zone)
-        self._quick = QuickConverter(pa.struct(fields), form.time_zone)
+        self._columns = Columns(fields, form.time_zone)
         self._fields = fields
         carriers = [_carrier(field.type) for field in fields]
         self._block_schema: pa.Schema | None = None
@@ -75,48 +76,36 @@ class Decoder:
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.BooleanArray | None]:
         """The decoded values, and which rows to keep (None: all)."""
-        parts: list[tuple[pa.StructArray, pa.BooleanArray | None]] = []
-        self._decode(values, parts, try_block=self._block_schema is not None)
-        arrays = [array for array, _ in parts]
-        decoded = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-        if all(keep is None for _, keep in parts):
-            return decoded, None
-        keeps = [
-            pa.repeat(pa.scalar(True), len(array)) if keep is None else keep
-            for array, keep in parts
-        ]
-        return decoded, pa.concat_arrays(keeps)
+        columns = self._block(values)
+        if columns is not None:
+            return self._struct(columns, pa.nulls(len(values), pa.string())), None
+        texts = values.to_pylist()
+        found = self._columns.decode(texts)
+        made = self._struct(found.columns, pa.nulls(len(texts), pa.string()))
+        return self._careful(made, texts, sorted(found.doubts), found.corrupt - found.doubts)
 
-    def _decode(
-        self,
-        values: pa.BinaryArray,
-        parts: list[tuple[pa.StructArray, pa.BooleanArray | None]],
-        *,
-        try_block: bool,
-    ) -> None:
-        if try_block:
-            found = self._block(values)
-            if found is not None:
-                parts.append((found, None))
-                return
-            if len(values) > CAREFUL_ROWS:
-                half = len(values) // 2
-                self._decode(values[:half], parts, try_block=True)
-                self._decode(values[half:], parts, try_block=True)
-                return
-        parts.append(self._careful(values))
+    def _struct(
+        self, columns: Sequence[pa.Array], corrupt: pa.Array, nulls: pa.Array | None = None
+    ) -> pa.StructArray:
+        columns = list(columns)
+        if self._corrupt_index >= 0:
+            columns.insert(self._corrupt_index, corrupt)
+        return pa.StructArray.from_arrays(columns, fields=list(self._kind), mask=nulls)
 
     # ------------------------------------------------------------------ whole blocks
 
-    def _block(self, values: pa.BinaryArray) -> pa.StructArray | None:
-        """The rows of a block in which every record fits; else None."""
+    def _block(self, values: pa.BinaryArray) -> list[pa.Array] | None:
+        """The columns of a block in which every record fits; else None."""
         count = len(values)
-        if values.null_count or count == 0:
+        if self._block_schema is None or values.null_count or count == 0:
             return None
         try:
             text = values.cast(pa.string())  # refuses what is not UTF-8
-            # A line break inside a record would make two lines of it.
+            # A line break inside a record would make two lines of it. A `null` is no row of nulls in Spark, and
+            # Arrow's parser crashes where a block begins with one.
             if pc.any(pc.match_substring(text, "\n")).as_py():
+                return None
+            if not pc.all(pc.match_substring_regex(text, _OBJECT)).as_py():
                 return None
             lines = pc.binary_join(
                 pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), text), "\n"
@@ -129,46 +118,36 @@ class Decoder:
                     explicit_schema=self._block_schema, unexpected_field_behavior="ignore"
                 ),
             )
-        except pa.ArrowInvalid:
-            return None
-        if table.num_rows != count:
-            return None
-        columns: list[pa.Array] = []
-        for field in self._fields:
-            column = _finished(table.column(field.name), field.type)
-            if column is None:
+            if table.num_rows != count:
                 return None
-            columns.append(column)
-        if self._corrupt_index >= 0:
-            columns.insert(self._corrupt_index, pa.nulls(count, pa.string()))
-        return pa.StructArray.from_arrays(columns, fields=list(self._kind))
+            return [_finished(table.column(field.name), field.type) for field in self._fields]
+        except (pa.ArrowInvalid, Misfit):
+            return None
 
     # ------------------------------------------------------------------ record by record
 
-    def _careful(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.BooleanArray | None]:
+    def _careful(
+        self, made: pa.StructArray, texts: list[bytes | None], doubts: Sequence[int], bad: set[int]
+    ) -> tuple[pa.StructArray, pa.BooleanArray | None]:
+        """The rows in doubt put in their places, each as it is made alone; then what the mode does with bad ones."""
         rows: list[dict[str, Any] | None] = []
-        keep: list[bool] = []
-        corrupt_name = self._kind[self._corrupt_index].name if self._corrupt_index >= 0 else None
-        for data in values.to_pylist():
-            if data is None:
-                rows.append(None)
-                keep.append(True)
-                continue
-            quick = self._quick.row(data)
-            if quick is not None:
-                rows.append(quick)
-                keep.append(True)
-                continue
-            row = self._converter.row(data)
-            if row.corrupt and self._mode == "FAILFAST":
-                raise malformed(data)
-            keep.append(not row.corrupt or self._mode == "PERMISSIVE")
-            found = row.values
-            if row.corrupt and corrupt_name is not None and found is not None:
-                found = {**found, corrupt_name: data.decode("utf-8", "replace")}
-            rows.append(found)
-        array = pa.array(rows, type=self._kind)
-        return array, None if all(keep) else pa.array(keep, pa.bool_())
+        for index in doubts:
+            data = texts[index]
+            row = Row(None, corrupt=False) if data is None else self._converter.row(data)
+            rows.append(row.values)
+            if row.corrupt:
+                bad.add(index)
+        if rows:
+            made = put(made, doubts, pa.array(rows, self._kind))
+        if not bad:
+            return made, None
+        if self._mode == "FAILFAST":
+            raise malformed(texts[min(bad)] or b"")
+        if self._mode == "DROPMALFORMED":
+            return made, pa.array([index not in bad for index in range(len(texts))], pa.bool_())
+        shown = [(text or b"").decode("utf-8", "replace") if index in bad else None for index, text in enumerate(texts)]  # fmt: skip
+        columns = [made.field(field.name) for field in self._fields]
+        return self._struct(columns, pa.array(shown, pa.string()), made.is_null()), None
 
 
 def malformed(data: bytes) -> RecordMalformed:
@@ -188,7 +167,12 @@ def _carrier(kind: pa.DataType, *, top: bool = True) -> pa.DataType | None:
         return None if types.is_int8(kind) else kind
     if types.is_string(kind):
         return kind
-    if top and (types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is not None)):
+    if types.is_decimal(kind):
+        # Digits as many as the type has, shifted by its scale: Arrow wraps around where that is too much.
+        if kind.precision + kind.scale <= DECIMAL_DIGITS:
+            return kind
+        return pa.decimal256(kind.precision, kind.scale) if top else None
+    if top and is_iso(kind):
         return pa.string()
     if types.is_list(kind):
         inner = _carrier(kind.value_type, top=False)
@@ -201,31 +185,29 @@ def _carrier(kind: pa.DataType, *, top: bool = True) -> pa.DataType | None:
     return None
 
 
-def _finished(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array | None:
-    """A column of the block parser as its own type; None if some text is in another form."""
+def _finished(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    """A column of the block parser as its own type; a misfit if a value needs a closer look."""
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, column.type)
-    if array.type == kind:
-        return None if _has_negative_zero(array) else array
-    form = _ISO_DATE if pa.types.is_date(kind) else _ISO_TIME
-    fits = pc.match_substring_regex(array, form)
-    if pc.all(fits, min_count=0).as_py() is False:
-        return None
-    try:
-        return array.cast(kind)
-    except pa.ArrowInvalid:
-        return None
+    if pa.types.is_string(array.type) and not pa.types.is_string(kind):
+        return iso_times(array, kind, others=False)
+    _check(array)
+    return array.cast(kind)
 
 
-def _has_negative_zero(array: pa.Array) -> bool:
-    """Arrow makes -0.0 of the integer -0 too, Spark only of a fraction: the text has to decide."""
+def _check(array: pa.Array) -> None:
+    """What the block parser takes and Spark does not, or takes for something else."""
     kind = array.type
     if pa.types.is_list(kind):
-        return _has_negative_zero(array.flatten())
-    if pa.types.is_struct(kind):
-        return any(_has_negative_zero(field) for field in array.flatten())
-    if not pa.types.is_floating(kind):
-        return False
-    zeros = array.filter(pc.equal(array, 0.0))
-    return len(zeros) > 0 and bool(pc.any(pc.less(pc.divide(1.0, zeros), 0.0)).as_py())
+        _check(array.flatten())
+    elif pa.types.is_struct(kind):
+        for field in array.flatten():
+            _check(field)
+    elif pa.types.is_decimal(kind):
+        array.validate(full=True)  # it lets an integer have more digits than the type
+    elif pa.types.is_floating(kind):
+        # Arrow makes -0.0 of the integer -0 too, Spark only of a fraction: the text has to decide.
+        zeros = array.filter(pc.equal(array, 0.0))
+        if len(zeros) and pc.any(pc.less(pc.divide(1.0, zeros), 0.0)).as_py():
+            raise Misfit("a negative zero")

@@ -52,6 +52,8 @@ class DirectAppender:
         self._open: list[pa.RecordBatch] = []
         self._sent = 0
         self._sequences: dict[str, int] = {}
+        self.dropped = 0
+        """Rows that were there before: of an earlier run, or of an earlier try of this one."""
         self._types: dict[str, str] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -65,6 +67,10 @@ class DirectAppender:
             table = pa.Table.from_batches(self._open)
             self._send(table.slice(0, limit))
             self._open = table.slice(limit).to_batches()
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(self._sequences)
 
     def finish(self) -> int:
         if any(part.num_rows for part in self._open):
@@ -84,7 +90,7 @@ class DirectAppender:
             for body in bodies:
                 sequence = self._sequences.get(name, 0)
                 producer = (self._producer, self._epoch, sequence)
-                append_numbered(
+                fresh = append_numbered(
                     self._client,
                     name,
                     content_type,
@@ -92,6 +98,7 @@ class DirectAppender:
                     producer,
                     patience_seconds=self._patience_seconds,
                 )
+                self.dropped += 0 if fresh else len(texts) // len(bodies)
                 self._sequences[name] = sequence + 1
         self._sent += table.num_rows
 

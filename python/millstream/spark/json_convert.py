@@ -1,8 +1,8 @@
 """From the tokens of one record to values of a schema, field by field as Spark's `from_json` does it.
 
-Where it sits: between `json_tokens.py` and `decode.py`. The schema is an Arrow type, which says the same as
-Spark's. A value that does not fit makes its field null and its record corrupt; what was read so far
-stays, also inside nested objects and arrays.
+Where it sits: between `json_tokens.py` and `decode.py`, for records that `json_columns.py` leaves. The schema is an Arrow
+type, which says the same as Spark's. A value that does not fit makes its field null and its record corrupt; what was read
+so far stays, also inside nested objects and arrays.
 
 Invariants:
 - I-CNV-1  A record gives either a row, or a row with the news that it is corrupt; it never raises.
@@ -13,10 +13,11 @@ Invariants:
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable
+from ctypes import c_float
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any, Final, TypeAlias
+from math import isfinite
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -24,10 +25,17 @@ from millstream.spark import json_times
 from millstream.spark.json_tokens import ENDS, STARTS, Malformed, Token, Tokens, joined_surrogates
 
 Convert: TypeAlias = Callable[[Tokens], Any]
+Values = TypeVar("Values")
 
 
 class Misfit(Exception):  # noqa: N818 - it reports what the value is
     """A value does not fit its type."""
+
+
+class Fraction(str):
+    """The text of a number that is no integer."""
+
+    __slots__ = ()
 
 
 class Partial(Exception):  # noqa: N818 - as above
@@ -41,14 +49,11 @@ class Partial(Exception):  # noqa: N818 - as above
 FAULTS: Final = (Misfit, Malformed)
 
 
-class Row:
+class Row(NamedTuple):
     """A decoded record: `values` by field (None: an empty text), and whether it is corrupt."""
 
-    __slots__ = ("corrupt", "values")
-
-    def __init__(self, values: dict[str, Any] | None, *, corrupt: bool) -> None:
-        self.values = values
-        self.corrupt = corrupt
+    values: dict[str, Any] | None
+    corrupt: bool
 
 
 class RecordConverter:
@@ -56,7 +61,7 @@ class RecordConverter:
 
     def __init__(self, kind: pa.StructType, time_zone: str) -> None:
         self._time_zone = time_zone
-        self._fields = self._converters(kind)
+        self._fields = {field.name: self._converter(field.type) for field in kind}
 
     def row(self, data: bytes) -> Row:
         tokens = Tokens(data.decode("utf-8", "replace"))
@@ -74,154 +79,161 @@ class RecordConverter:
 
     # ------------------------------------------------------------------ nested values
 
-    def _converters(self, kind: pa.StructType) -> dict[str, Convert]:
-        return {field.name: self._converter(field.type) for field in kind}
-
     def _object(self, tokens: Tokens, fields: dict[str, Convert]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         broken = False
         while tokens.next() not in (None, Token.END_OBJECT):
-            name = tokens.current_name()
-            convert = fields.get(name) if name is not None else None
-            if convert is None or name is None:
+            name = tokens.current_name() or ""
+            if name not in fields:
                 tokens.skip_children()
                 continue
             depth = tokens.depth
             tokens.next()
             try:
-                values[name] = convert(tokens)
-            except Partial as partial:
-                broken = True
-                values[name] = partial.result
+                values[name], part = _part(fields[name], tokens)
+                broken |= part
             except FAULTS:
                 broken = True
                 tokens.leave_to(depth)
-        if broken:
-            raise Partial(values)
-        return values
+        return _whole(values, broken)
 
     def _array(self, tokens: Tokens, convert: Convert) -> list[Any]:
         values: list[Any] = []
         broken = False
         while tokens.next() not in (None, Token.END_ARRAY):
-            try:
-                values.append(convert(tokens))
-            except Partial as partial:
-                broken = True
-                values.append(partial.result)
-        if broken:
-            raise Partial(values)
-        return values
+            value, part = _part(convert, tokens)
+            values.append(value)
+            broken |= part
+        return _whole(values, broken)
 
     def _map(self, tokens: Tokens, convert: Convert) -> list[tuple[str, Any]]:
-        keys: list[str] = []
-        values: list[Any] = []
-        broken = False
+        pairs: list[tuple[str, Any]] = []
+        broken = misfit = False
         while tokens.next() not in (None, Token.END_OBJECT):
-            keys.append(joined_surrogates(tokens.current_name() or ""))
+            name = joined_surrogates(tokens.current_name() or "")
             try:
-                values.append(convert(tokens))
-            except Partial as partial:
-                broken = True
-                values.append(partial.result)
+                value, part = _part(convert, tokens)
+                pairs.append((name, value))
+                broken |= part
             except FAULTS:
-                broken = True
+                misfit = True
                 tokens.skip_children()
-        if len(keys) != len(values):
+        if misfit:
             raise Misfit("a map with a value that does not fit")
-        pairs = list(zip(keys, values, strict=True))
-        if broken:
-            raise Partial(pairs)
-        return pairs
+        return _whole(pairs, broken)
 
     # ------------------------------------------------------------------ one converter per type
 
     def _converter(self, kind: pa.DataType) -> Convert:
         if pa.types.is_struct(kind):
-            fields = self._converters(kind)
-            return _on({Token.START_OBJECT: lambda tokens: self._object(tokens, fields)})
+            fields = {field.name: self._converter(field.type) for field in kind}
+            return _begins(Token.START_OBJECT, lambda tokens: self._object(tokens, fields))
         if pa.types.is_map(kind):
             item = self._converter(kind.item_type)
-            return _on({Token.START_OBJECT: lambda tokens: self._map(tokens, item)})
+            return _begins(Token.START_OBJECT, lambda tokens: self._map(tokens, item))
         if pa.types.is_list(kind):
             element = self._converter(kind.value_type)
-            return _on({Token.START_ARRAY: lambda tokens: self._array(tokens, element)})
-        return _on(self._plain(kind))
-
-    def _plain(self, kind: pa.DataType) -> dict[Token, Convert]:
-        types = pa.types
-        if types.is_boolean(kind):
-            return {Token.TRUE: lambda _: True, Token.FALSE: lambda _: False}
-        if types.is_integer(kind):
-            return {Token.INT: lambda tokens: integer(tokens.text(), kind.bit_width)}
-        if types.is_float64(kind):
-            return _numbers(_float) | {Token.STRING: special_float}
-        if types.is_float32(kind):
-            return _numbers(lambda tokens: single(_float(tokens))) | {Token.STRING: special_float}
-        if types.is_decimal(kind):
-            exact = decimal_of(kind.precision, kind.scale)
-            return {
-                Token.INT: lambda tokens: exact(tokens.text()),
-                Token.FLOAT: lambda tokens: exact(tokens.text()),
-                Token.STRING: lambda tokens: exact(_decimal_text(tokens)),
-            }
-        if types.is_date(kind):
-            return {Token.STRING: lambda tokens: date(_filled(tokens))}
-        if types.is_timestamp(kind):
-            return self._timestamp(kind)
-        if types.is_binary(kind):
-            return {Token.STRING: lambda tokens: tokens.base64()}
-        assert types.is_string(kind), kind
-        return dict.fromkeys(Token, json_text)
-
-    def _timestamp(self, kind: pa.TimestampType) -> dict[Token, Convert]:
-        if kind.tz is None:
-            return {Token.STRING: lambda tokens: timestamp(_filled(tokens), "UTC", local=True)}
-        zone = self._time_zone
-        return {
-            Token.STRING: lambda tokens: timestamp(_filled(tokens), zone, local=False),
-            Token.INT: lambda tokens: _in_64_bits(integer(tokens.text(), 64) * 1_000_000),
-        }
+            return _begins(Token.START_ARRAY, lambda tokens: self._array(tokens, element))
+        if pa.types.is_string(kind):
+            return _begins(None, json_text)
+        if pa.types.is_binary(kind):
+            return _begins(Token.STRING, lambda tokens: tokens.base64())
+        by_type = leaves(kind, self._time_zone)
+        return _begins(None, lambda tokens: leaf(by_type, _value(tokens)))
 
 
-def _on(by_token: dict[Token, Convert]) -> Convert:
-    """Null is null for every type; a token that the type has no use for is a misfit."""
+def _part(convert: Convert, tokens: Tokens) -> tuple[Any, bool]:
+    """A value, and whether it was read in part."""
+    try:
+        return convert(tokens), False
+    except Partial as partial:
+        return partial.result, True
+
+
+def _whole(values: Values, broken: bool) -> Values:
+    if broken:
+        raise Partial(values)
+    return values
+
+
+def _begins(first: Token | None, found: Convert) -> Convert:
+    """Null is null for every type; a value that begins with another token than `first` is a misfit."""
 
     def convert(tokens: Tokens) -> Any:
-        token = tokens.token
-        if token is Token.FIELD_NAME:
+        if tokens.token is Token.FIELD_NAME:
             tokens.next()
-            return convert(tokens)
+        token = tokens.token
         if token is Token.NULL or token is None:
             return None
-        found = by_token.get(token)
-        if found is None:
-            if token is Token.STRING:
-                tokens.text()  # Spark looks whether it is empty, and may find it broken
+        if first is not None and token is not first:
+            _value(tokens)
             raise Misfit(f"a {token.value} does not fit")
         return found(tokens)
 
     return convert
 
 
-def _float(tokens: Tokens) -> float:
-    """An integer has no negative zero, a fraction has."""
-    text = tokens.text()
-    return 0.0 if text == "-0" else float(text)
-
-
-def _numbers(convert: Convert) -> dict[Token, Convert]:
-    def word_or_number(tokens: Tokens) -> Any:
-        return convert(tokens) if tokens.text()[-1:].isdigit() else special_float(tokens)
-
-    return {Token.INT: convert, Token.FLOAT: word_or_number}
+def _value(tokens: Tokens) -> Any:
+    """The value as Python's parser gives it; a word that is a number only in Java is a text."""
+    token = tokens.token
+    if token is Token.STRING:
+        return (
+            tokens.text()
+        )  # also where it is not wanted: Spark looks whether it is empty, and may find it broken
+    if token is Token.INT:
+        return int(tokens.text())
+    if token is Token.FLOAT:
+        text = tokens.text()
+        return Fraction(text) if text[-1:].isdigit() else text
+    return token is Token.TRUE if token in (Token.TRUE, Token.FALSE) else token
 
 
 # ---------------------------------------------------------------------------- plain values
 
+Leaves: TypeAlias = dict[type, Callable[[Any], Any]]
 
-def integer(text: str | int, bits: int) -> int:
-    value = int(text)
+
+def leaves(kind: pa.DataType, zone: str) -> Leaves:
+    """How a plain type is made of what Python's JSON parser gives: by the type of that."""
+    types = pa.types
+    if types.is_boolean(kind):
+        return {bool: lambda value: value}
+    if types.is_integer(kind):
+        return {int: lambda value: integer(value, kind.bit_width)}
+    if types.is_float64(kind):
+        return {int: float, float: float, Fraction: float, str: special_float}
+    if types.is_float32(kind):
+        wide = leaves(pa.float64(), zone)
+        return dict.fromkeys(wide, lambda value: c_float(leaf(wide, value)).value)
+    if types.is_decimal(kind):
+        exact = decimal_of(kind.precision, kind.scale)
+        return {
+            int: lambda value: exact(str(value)),
+            Fraction: exact,
+            str: lambda value: exact(value.replace(",", "")),
+        }
+    if types.is_date(kind):
+        return {str: date}
+    if types.is_timestamp(kind):
+        if kind.tz is None:
+            return {str: lambda value: timestamp(value, "UTC", local=True)}
+        return {
+            str: lambda value: timestamp(value, zone, local=False),
+            int: lambda value: _in_64_bits(integer(value, 64) * 1_000_000),
+        }
+    return {}
+
+
+def leaf(by_type: Leaves, value: Any) -> Any:
+    if value is None:
+        return None
+    convert = by_type.get(type(value))
+    if convert is None:
+        raise Misfit(f"{value!r} does not fit")
+    return convert(value)
+
+
+def integer(value: int, bits: int) -> int:
     # A byte may be written without its sign: Java's parser takes 0 to 255 for it too.
     low, high = (-128, 255) if bits == 8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     if not low <= value <= high:
@@ -234,13 +246,6 @@ def _in_64_bits(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def single(value: float) -> float:
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-
-
 _SPECIAL: Final = {
     "NaN": float("nan"),
     "Infinity": float("inf"),
@@ -251,14 +256,14 @@ _SPECIAL: Final = {
 }
 
 
-def special_float(tokens: Tokens) -> float:
-    value = _SPECIAL.get(tokens.text())
+def special_float(text: str) -> float:
+    value = _SPECIAL.get(text)
     if value is None:
         raise Misfit("a text does not fit a number")
     return value
 
 
-_DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)
+_DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?0*\d{1,9})?", re.ASCII)
 _WIDE: Final = Context(prec=2000)
 
 
@@ -272,7 +277,7 @@ def decimal_of(precision: int, scale: int) -> Callable[[str], Decimal]:
         try:
             value = Decimal(text).quantize(unit, ROUND_HALF_UP, _WIDE)
         except InvalidOperation:
-            raise Misfit("a decimal out of range") from None
+            value = limit
         if abs(value) >= limit:
             raise Misfit("a decimal out of range")
         return value
@@ -280,21 +285,8 @@ def decimal_of(precision: int, scale: int) -> Callable[[str], Decimal]:
     return convert
 
 
-def _filled(tokens: Tokens) -> str:
-    text = tokens.text()
-    if not text:
-        raise Misfit("an empty text")
-    return text
-
-
-def _decimal_text(tokens: Tokens) -> str:
-    return _filled(tokens).replace(",", "")
-
-
 def date(text: str) -> int:
-    found = json_times.days(text)
-    if found is None:
-        found = json_times.days(_without_gmt(text))
+    found = json_times.days(_without_gmt(text))
     if found is None and re.fullmatch(r"[+-]?\d{1,10}", text, re.ASCII):
         # Once dates were written as numbers of days in a text; Spark still reads that.
         found = int(text)
@@ -331,11 +323,6 @@ def json_text(tokens: Tokens) -> str:
     if tokens.token is Token.STRING:
         return joined_surrogates(tokens.text())
     parts: list[str] = []
-    _copy(tokens, parts)
-    return "".join(parts)
-
-
-def _copy(tokens: Tokens, parts: list[str]) -> None:
     depth = 0
     fresh = True
     while True:
@@ -350,7 +337,7 @@ def _copy(tokens: Tokens, parts: list[str]) -> None:
         fresh = token in STARTS or token is Token.FIELD_NAME
         depth += token in STARTS
         if depth == 0:
-            return
+            return "".join(parts)
         tokens.next()
 
 
@@ -363,7 +350,7 @@ def _piece(token: Token, tokens: Tokens) -> str:
         return str(int(tokens.text()))
     if token is Token.FLOAT:
         text = tokens.text()
-        return java_double(float(text)) if text[-1].isdigit() else quoted(java_special(text))
+        return java_double(_SPECIAL[text] if text in _SPECIAL else float(text))
     return str(token.value)
 
 
@@ -374,14 +361,10 @@ def quoted(text: str) -> str:
     return '"' + _UNSAFE.sub(escaped, joined_surrogates(text)) + '"'
 
 
-def java_special(text: str) -> str:
-    return {"+INF": "Infinity", "+Infinity": "Infinity", "-INF": "-Infinity"}.get(text, text)
-
-
 def java_double(value: float) -> str:
     """A double as Java writes it."""
-    if value in (float("inf"), float("-inf")):
-        return quoted("Infinity" if value > 0 else "-Infinity")
+    if not isfinite(value):
+        return {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}[str(value)]
     if value == 0:
         return "-0.0" if str(value)[0] == "-" else "0.0"
     sign, digits, exponent = Decimal(repr(value)).as_tuple()

@@ -10,6 +10,7 @@ Invariant I-TIM-1: a text that is not exactly one of the forms is None, never an
 from __future__ import annotations
 
 import re
+from calendar import isleap
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
@@ -59,18 +60,13 @@ def micros(text: str, zone: str, *, local: bool) -> int | None:
 
 def days_of(year: int, month: int, day: int) -> int | None:
     """Days since 1970 in the Gregorian calendar, for any year; None if there is no such day."""
-    if not 1 <= month <= 12 or not 1 <= day <= _month_days(year, month):
+    last = 28 + isleap(year) if month == 2 else 31 - (month in (4, 6, 9, 11))
+    if not 1 <= month <= 12 or not 1 <= day <= last:
         return None
     shifted = year - (month <= 2)
     era, of_era = divmod(shifted, 400)
     of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
     return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
-
-
-def _month_days(year: int, month: int) -> int:
-    if month == 2:
-        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
-    return 30 if month in (4, 6, 9, 11) else 31
 
 
 def zone_shift_micros(name: str, wall: int) -> int | None:

@@ -29,12 +29,7 @@ _PLAIN: Final = {
 }
 _WORDS: Final = re.compile(r"true|false|null|NaN|Infinity|-Infinity|-INF|\+Infinity|\+INF")
 _HEX: Final = re.compile(r"[0-9a-fA-F]{0,4}")
-_BASE64: Final = {
-    character: value
-    for value, character in enumerate(
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    )
-}
+_BASE64: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _PADDING: Final = -2
 _ESCAPES: Final = {
     "b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "/": "/", "\\": "\\", "'": "'",
@@ -149,9 +144,9 @@ class Tokens:
                 return None
         if character == "=" and index >= 2:
             return _PADDING
-        if character not in _BASE64:
+        if not character or character not in _BASE64:
             raise Malformed(f"{character!r} in base64")
-        return _BASE64[character]
+        return _BASE64.index(character)
 
     # ------------------------------------------------------------------ going on
 
@@ -185,14 +180,8 @@ class Tokens:
 
     def skip_children(self) -> None:
         """Past the object or array that begins here; nothing for other tokens."""
-        if self.token not in STARTS:
-            return
-        depth = 1
-        while depth:
-            token = self.next()
-            if token is None:
-                raise Malformed("the text ends inside an object or array")
-            depth += (token in STARTS) - (token in ENDS)
+        if self.token in STARTS:
+            self.leave_to(self.depth - 1)
 
     @property
     def depth(self) -> int:
@@ -320,22 +309,12 @@ class Tokens:
         return _ESCAPES[character]
 
 
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+
 def joined_surrogates(text: str) -> str:
     """Escaped pairs become one character; a half that stands alone becomes `?`, as in Java."""
-    if not any("\ud800" <= character <= "\udfff" for character in text):
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "java_question")
-
-
-def _question(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeDecodeError)
-    return "?", error.start + 2
-
-
-def _register() -> None:
-    import codecs
-
-    codecs.register_error("java_question", _question)
-
-
-_register()
+    if _HALF.search(text):
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        return _HALF.sub("?", whole)
+    return text

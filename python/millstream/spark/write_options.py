@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millstream.errors import MillstreamError
     from millstream.spark.options import Options
 
+LOGGER: Final = logging.getLogger("millstream.spark")
 VALUE: Final = "value"
 STREAM: Final = "stream"
 DEFAULT_CONTENT_TYPE: Final = "application/json"
@@ -96,5 +97,4 @@ def _producer_id(value: str) -> str | None:
 def log_left(error: MillstreamError | None) -> None:
     """Say why stages were not given up. They cost the server space until they expire, nothing else."""
     if error is not None:
-        log = logging.getLogger("millstream.spark")
-        log.warning("stages were not deleted and will expire: %s: %s", error.code, error.message)
+        LOGGER.warning("stages were not deleted and will expire: %s: %s", error.code, error.message)

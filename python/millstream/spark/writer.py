@@ -11,7 +11,8 @@ Invariants:
 - I-SPW-2  A batch that runs again commits under the same producer and epoch, however its rows are
            partitioned then, so the server drops it if the first run was applied.
 - I-SPW-3  `abort` may follow a commit that was applied: the server refuses to drop its stages.
-- I-SPW-4  A wrong schema, mode or option is refused here, on the driver, before a row is computed.
+- I-SPW-4  What the server drops as a repetition is told (`repeats.py`).
+- I-SPW-5  A wrong schema, mode or option is refused here, on the driver, before a row is computed.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, CharType, StringType, StructType, VarcharType
 
-from millstream.client.pipeline_write import StageRef, commit, unstage_all
+from millstream.client.pipeline_write import StageRef, commit, unstage, unstage_all
 from millstream.errors import (
+    MillstreamError,
     NotSupported,
     OptionInvalid,
     ProducerFenced,
     SchemaMismatch,
     ServerError,
 )
+from millstream.spark import repeats
 from millstream.spark.errors import clear
 from millstream.spark.write_options import STREAM, VALUE, WriteOptions, log_left, parse
 
@@ -44,10 +47,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from millstream.client.sync.client import Client
     from millstream.spark.access import Access
     from millstream.spark.options import Options
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
+EXECUTION_PROPERTY: Final = "spark.sql.execution.root.id"
+"""The same for everything that one call of a foreachBatch function starts, and never again in its session."""
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 _TEXT: Final = (StringType, VarcharType, CharType)
 
@@ -57,6 +63,7 @@ class Place:
     """Which task of which batch this is. Query and batch are None outside a streaming query."""
 
     query: str | None
+    execution: str | None
     batch: int | None
     partition: int
     attempt: int
@@ -68,6 +75,7 @@ def task_place() -> Place:
     batch = context.getLocalProperty(BATCH_PROPERTY)
     return Place(
         query=context.getLocalProperty(QUERY_PROPERTY),
+        execution=context.getLocalProperty(EXECUTION_PROPERTY),
         batch=int(batch) if batch else None,
         partition=context.partitionId(),
         attempt=context.attemptNumber(),
@@ -87,10 +95,12 @@ class StagedMessage(WriterCommitMessage):
 
 @dataclass(slots=True)
 class DirectMessage(WriterCommitMessage):
-    """How many rows a task appended itself."""
+    """How many rows a task appended itself; `dropped` of them were there before."""
 
     place: Place
+    streams: tuple[str, ...]
     rows: int
+    dropped: int
 
 
 class _Write:
@@ -117,13 +127,17 @@ class _Write:
             if place.batch == 0:
                 self._access.reach(client)
             if self._options.direct:
+                self._claim(client, place)
                 producer, epoch = self._direct_numbers(place)
                 appender = DirectAppender(
                     client, self._options, rows, (producer, epoch), self._access.patience_seconds
                 )
                 for batch in iterator:
                     appender.add(batch)
-                return DirectMessage(place, appender.finish())
+                count = appender.finish()
+                # A second attempt finds what the first one has appended.
+                dropped = appender.dropped if place.attempt == 0 else 0
+                return DirectMessage(place, appender.streams, count, dropped)
             stager = Stager(
                 client,
                 self._options,
@@ -147,6 +161,8 @@ class _Write:
     ) -> None:
         if self._options.direct:
             self._check_partitions(len(messages))
+            direct = [message for message in messages if isinstance(message, DirectMessage)]
+            self._settle(direct, batch, sum(message.dropped for message in direct))
             return
         staged = [message for message in messages if isinstance(message, StagedMessage)]
         assert len(staged) == len(messages), "a commit without the rows of a task would lose them"
@@ -154,10 +170,9 @@ class _Write:
         if not stages:
             return
         producer = self._producer_of(staged[0].place)
-        number = batch if self._batch is None else self._batch
-        assert number is not None, "Spark numbers the batches of a streaming query"
-        epoch = self._options.epoch(number)
+        epoch = self._options.epoch(self._number(batch))
         with self._access.connect() as client:
+            self._claim(client, staged[0].place)
             try:
                 outcome = commit(
                     client,
@@ -169,8 +184,8 @@ class _Write:
                 )
             except ServerError as error:
                 raise _explain(error, self._options) from None
-            if outcome.duplicate:
-                log_left(unstage_all(client, [stage.id for stage in stages]))
+            dropped = _drop(client, staged) if outcome.duplicate else 0
+        self._settle(staged, batch, dropped)
 
     def abort_rows(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Give up what the tasks staged. Direct appends cannot be taken back; a replay finds them."""
@@ -183,6 +198,32 @@ class _Write:
         if names:
             with self._access.connect() as client:
                 log_left(unstage_all(client, names))
+
+    def _claim(self, client: Client, place: Place) -> None:
+        """A fixed producer id serves one query. Outside of a query, who repeats what is the caller's business."""
+        if self._options.producer_id is not None and place.query is not None:
+            repeats.claim(
+                client,
+                self._options.producer_id,
+                self._options.producer_generation,
+                place.query,
+                patience_seconds=self._access.patience_seconds,
+            )
+
+    def _settle(
+        self, messages: Sequence[StagedMessage | DirectMessage], batch: int | None, dropped: int
+    ) -> None:
+        place = messages[0].place
+        in_query = self._batch is not None and place.query is not None
+        streams = {name for message in messages for name in message.streams}
+        producer = self._producer_of(place)
+        call = place.execution if in_query else None
+        repeats.Write(producer, self._number(batch), call, streams).settle(dropped)
+
+    def _number(self, batch: int | None) -> int:
+        number = batch if self._batch is None else self._batch
+        assert number is not None, "Spark numbers the batches of a streaming query"
+        return number
 
     def _producer_of(self, place: Place) -> str:
         name = self._producer or place.query
@@ -331,6 +372,21 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
             f"a record is one value: the columns {', '.join(others)} would be lost",
             hint="keep what is written: `.select('value')` or `.select('stream', 'value')`",
         )
+
+
+def _drop(client: Client, staged: Sequence[StagedMessage]) -> int:
+    """Give up the stages of a repeated commit; returns how many rows go with them.
+
+    None if these very stages are in the streams: then it was the answer that came twice, not the batch.
+    """
+    first, *others = (stage.id for message in staged for stage in message.stages)
+    try:
+        if unstage(client, first) == "committed":
+            return 0
+        log_left(unstage_all(client, others))
+    except MillstreamError as error:
+        log_left(error)
+    return sum(message.rows for message in staged)
 
 
 def _explain(error: ServerError, options: WriteOptions) -> ServerError:

@@ -63,6 +63,25 @@ def test_only_what_is_needed_is_asked_for() -> None:
         {"valueFormat": "json", "valueSchema": "a array<int"},
         {"valueFormat": "json", "valueSchema": "a int> , b int"},
         {"valueFormat": "json", "valueSchema": "{}"},
+        *(
+            {"valueFormat": "json", "valueSchema": f"a {kind}"}
+            for kind in (
+                "bignt",
+                "int int",
+                "decimal(39,2)",
+                "decimal(5,6)",
+                "int(3)",
+                "array<>",
+                "array<int,int>",
+                "map<string>",
+                "struct<x int, y>",
+                "struct<x:strin>",
+                "map<string,array<struct<x:nope>>>",
+                "variant",
+                "int NOT NUL",
+            )
+        ),
+        {"valueFormat": "json", "valueSchema": "a int", "timeZone": "Mars"},
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, str]) -> None:
@@ -86,6 +105,46 @@ def test_the_corrupt_field_is_added_once() -> None:
     assert value_type(valueSchema="a int", mode="FAILFAST") == "struct<a int>"
     json_text = StructType([StructField("a b", IntegerType())]).json()
     assert value_type(valueSchema=json_text, mode="FAILFAST") == "struct<`a b` int>"
+
+
+def test_every_type_that_can_be_decoded_is_taken() -> None:
+    kinds = [
+        "boolean",
+        "BYTE",
+        "tinyint",
+        "short",
+        "smallint",
+        "int",
+        "INTEGER",
+        "bigint",
+        "long",
+        "float",
+        "real",
+        "double",
+        "date",
+        "timestamp",
+        "timestamp_ltz",
+        "timestamp_ntz",
+        "string",
+        "binary",
+        "decimal",
+        "dec",
+        "numeric",
+        "decimal(5)",
+        "DECIMAL(38,18)",
+        "array<int>",
+        "map<string,array<int>>",
+        "struct<x:int>",
+        "struct<x:struct<`y,z`:decimal(10,2)>,q:string>",
+    ]
+    for kind in [
+        *kinds,
+        "decimal( 10 , 2 )",
+        "ARRAY < STRUCT < x : INT, y INT > >",
+        "struct<x int, y: string>",
+    ]:
+        for end in ("", " NOT NULL", " COMMENT 'a, b'", " not null comment 'it\\'s'"):
+            assert split_fields(f"a {kind}{end}, b int")[1] == ("b", "b int")
 
 
 def test_fields_of_ddl() -> None:

@@ -1,4 +1,4 @@
-"""JSON values without Spark: the block path and the careful path agree, and bad records stay alone.
+"""JSON values without Spark: the three ways agree, bad records stay alone, and cost no more than themselves.
 
 That both agree with Spark's `from_json` is tested in tests/spark/test_json.py.
 """
@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import RecordMalformed
 from millstream.spark.decode import Decoder, JsonForm
-from millstream.spark.json_convert import java_double
-from millstream.spark.json_quick import QuickConverter
+from millstream.spark.json_convert import RecordConverter, java_double
 from support.json_cases import CASES
 from support.json_rows import comparable
 
@@ -41,11 +40,14 @@ def decoder(mode: str = "PERMISSIVE", kind: pa.StructType = KIND) -> Decoder:
 
 
 def careful(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
-    slow = decoder(kind=kind)
-    slow._block_schema = None
-    slow._quick = QuickConverter(pa.struct([]), "UTC")
-    slow._quick.row = lambda _: None  # type: ignore[method-assign]
-    return comparable(slow.decode(pa.array(values, pa.binary()))[0])
+    nothing = pa.nulls(len(values), kind)
+    return comparable(decoder(kind=kind)._careful(nothing, values, range(len(values)), set())[0])
+
+
+def by_columns(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
+    no_blocks = decoder(kind=kind)
+    no_blocks._block_schema = None
+    return comparable(no_blocks.decode(pa.array(values, pa.binary()))[0])
 
 
 def decoded(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
@@ -72,6 +74,7 @@ records = st.dictionaries(st.sampled_from([field.name for field in KIND] + ["oth
 def test_both_paths_give_the_same(rows: list[dict[str, Any]]) -> None:
     values = [json.dumps(row, ensure_ascii=len(row) % 2 == 0).encode() for row in rows]
     assert decoded(values) == careful(values)
+    assert by_columns(values) == careful(values)
 
 
 WIDE = pa.struct(
@@ -98,6 +101,10 @@ TRICKY = pa.struct(
         pa.field("v", pa.string()), pa.field("other", pa.int32()), pa.field("_corrupt_record", pa.string()),
     ]
 )  # fmt: skip
+FLAT = pa.struct(
+    [field for field in TRICKY if not pa.types.is_map(field.type) and field.name not in "bfnw"]
+)
+"""Types that the block parser is trusted with."""
 wide_records = st.dictionaries(st.sampled_from([field.name for field in WIDE]), anything)
 
 
@@ -113,6 +120,10 @@ def test_tricky_values_of_both_paths(name: str) -> None:
     values = [text.encode() for text in CASES[name][1]]
     assert decoded(values, WIDE) == careful(values, WIDE)
     assert decoded(values, TRICKY) == careful(values, TRICKY)
+    # A record that stands alone is a block of its own.
+    for kind in (FLAT, TRICKY):
+        alone = [decoded([value], kind)[0] for value in values]
+        assert alone == careful(values, kind)
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,19 +134,44 @@ def test_no_bytes_make_it_fail(values: list[bytes]) -> None:
 
 def test_the_block_path_is_used_for_good_records() -> None:
     good = b'{"i":1,"l":2,"d":3.5,"o":true,"t":"x","z":"2026-11-16T02:03:04.5Z","a":"2026-11-16","r":[1],"s":{"x":1}}'
-    found = decoder()._block(pa.array([good] * 100, pa.binary()))
-    assert found is not None
-    assert comparable(found) == careful([good] * 100)
+    prices = b'{"p":12.34,"q":"0.5","r":7,"k":1}'
+    for kind, record in ((KIND, good), (FLAT, prices)):
+        values = pa.array([record] * 100, pa.binary())
+        assert decoder(kind=kind)._block(values) is not None
+        assert decoded([record] * 100, kind) == careful([record] * 100, kind)
 
 
-@pytest.mark.parametrize("bad", [b'{"i":"no","t":"kept"}', b"nonsense", b'{"i":1', b"[]", b"\xff"])
-def test_one_bad_record_among_many_stays_alone(bad: bytes) -> None:
+def test_a_block_with_bad_records_is_parsed_once_and_the_bad_ones_alone_with_care(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = b'{"i":%d,"t":"x","z":"2026-11-16T02:03:04Z"}'
+    odd = {3: b'{"i":"no"}', 5: b'{"z":"2026-02-30T00:00:00Z"}', 7: b'{"t":3}'}
+    values = [odd.get(index % 10) or good % index for index in range(2000)]
+    blocks, alone = [], []
+    block, row = Decoder._block, RecordConverter.row
+    monkeypatch.setattr(
+        Decoder, "_block", lambda self, found: blocks.append(found) or block(self, found)
+    )
+    monkeypatch.setattr(
+        RecordConverter, "row", lambda self, data: alone.append(data) or row(self, data)
+    )
+    decoder().decode(pa.array(values, pa.binary()))
+    assert len(blocks) == 1
+    # A text of something else has to be written as Java writes it; a plain value that does not fit is known to be null.
+    assert alone == [b'{"t":3}'] * 200
+
+
+@pytest.mark.parametrize(
+    "bad", [b'{"i":"no","t":"kept"}', b"nonsense", b'{"i":1', b"[]", b"\xff", b"null", b" null"]
+)
+@pytest.mark.parametrize("place", [0, 1234, 3000])
+def test_one_bad_record_among_many_stays_alone(bad: bytes, place: int) -> None:
     good = [b'{"i":%d,"t":"%d"}' % (index, index) for index in range(3000)]
-    values = [*good[:1234], bad, *good[1234:]]
+    values = [*good[:place], bad, *good[place:]]
     rows = decoder().decode(pa.array(values, pa.binary()))[0].to_pylist()
     corrupt = [index for index, row in enumerate(rows) if row["_corrupt_record"] is not None]
-    assert corrupt == [1234]
-    assert [row["i"] for row in rows[:1234] + rows[1235:]] == list(range(3000))
+    assert corrupt == [place]
+    assert [row["i"] for row in rows[:place] + rows[place + 1 :]] == list(range(3000))
 
 
 def test_modes() -> None:
@@ -153,6 +189,12 @@ def test_modes() -> None:
 def test_a_record_with_a_line_break_is_one_record() -> None:
     rows = decoder().decode(pa.array([b'{"i":1,\n"t":"a"}', b'{"i":2}'], pa.binary()))[0]
     assert [(row["i"], row["t"]) for row in rows.to_pylist()] == [(1, "a"), (2, None)]
+
+
+def test_a_schema_of_the_corrupt_record_alone() -> None:
+    kind = pa.struct([pa.field("_corrupt_record", pa.string())])
+    rows = decoder(kind=kind).decode(pa.array([b'{"i":1}', b"nonsense"], pa.binary()))[0]
+    assert rows.to_pylist() == [{"_corrupt_record": None}, {"_corrupt_record": "nonsense"}]
 
 
 def test_no_rows() -> None:
