@@ -110,7 +110,8 @@ def measure(options: argparse.Namespace, data_root: Path) -> list[dict[str, Any]
             if cell.group not in options.only:
                 continue
             for kind in order:
-                if options.bounded and not bounds.names(cell.name, kind.name):
+                baseline = options.baseline is not None
+                if options.bounded and not bounds.names(cell.name, kind.name, baseline=baseline):
                     continue
                 keep(
                     cells.run_cell(

@@ -298,3 +298,42 @@ impl StreamState {
         producers.remember(tag.id, state);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::StreamId;
+
+    #[test]
+    fn only_a_frame_with_bytes_has_a_place() {
+        let mut state = StreamState::new(StreamId(1), Class::Ephemeral, 0);
+        state.push_bytes(b"in memory alone", 1);
+        let at_zero = |kind, payload| Frame {
+            payload,
+            ..Frame::control(kind, StreamId(1), 0)
+        };
+        let mut extra = Vec::new();
+        let producer = ProducerTag {
+            id: b"\0spark",
+            epoch: 0,
+            seq: 0,
+        };
+        AppendExtra {
+            producer: Some(producer),
+            stream_seq: None,
+        }
+        .encode(&mut extra);
+        let tells = Frame {
+            flags: crate::codec::FLAG_PRODUCER,
+            extra: &extra,
+            ..at_zero(FrameKind::Adopt, &[])
+        };
+        let closes = at_zero(FrameKind::Append, &[]);
+        let appends = at_zero(FrameKind::Append, b"x");
+        for (frame, fits) in [(tells, true), (closes, true), (appends, false)] {
+            let change = Change::of(&frame, &[]).expect("it decodes");
+            let checked = check_position(&state, &frame, &change);
+            assert_eq!(checked.is_ok(), fits, "{frame:?}");
+        }
+    }
+}
