@@ -3,6 +3,8 @@
 //! Bounds that an operator may move are fields of [`crate::config::Config`]; what stands here is fixed by the
 //! formats or protects the process itself. Compile-time assertions below keep their relations true.
 
+use std::time::Duration;
+
 /// Longest stream path below `/v1/stream/`, in bytes after percent-decoding.
 pub const PATH_MAX_BYTES: usize = 1024;
 /// Longest request head (request line and headers).
@@ -117,8 +119,12 @@ pub const PROXY_CONCURRENT_MAX: usize = 256;
 /// Bodies of the pipeline paths: questions and commits, and staged rows.
 pub const PIPELINE_REQUEST_MAX_BYTES: usize = 8 * 1024 * 1024;
 pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
-/// Pipeline requests and large writes that wait for a worker; more are refused.
+/// Pipeline requests that wait for a worker, and large writes that do; more are refused.
 pub const PIPELINE_QUEUE_MAX: usize = 256;
+/// Threads for large writes, which never wait behind questions and reads of the pipeline.
+pub const WRITE_WORKERS: usize = 2;
+/// How long one look may compare names with a pattern.
+pub const PATTERN_SEARCH_MAX: Duration = Duration::from_secs(1);
 /// Bytes of finished pipeline answers that clients have not taken yet; above this new ones are refused.
 pub const PIPELINE_ANSWERS_MAX_BYTES: u64 = 512 * 1024 * 1024;
 /// Streams that one question to `/v1/tails` may be about, and places that it may ask for.

@@ -89,6 +89,15 @@ impl Sse {
     }
 }
 
+/// What a reader of a stream that is not live is told.
+fn gone(life: Life) -> Option<ErrorCode> {
+    match life {
+        Life::Live => None,
+        Life::SoftDeleted => Some(ErrorCode::StreamGone),
+        Life::Gone => Some(ErrorCode::StreamNotFound),
+    }
+}
+
 impl Reactor {
     /// The cursor a response carries: the current interval, or beyond what the client already has.
     fn cursor_for(&self, client: Option<u64>) -> u64 {
@@ -120,6 +129,10 @@ impl Reactor {
         };
         let nothing_yet = {
             let state = poll.stream.lock();
+            // Deleted since it was found: its commit has woken those who wait, and wakes nobody again.
+            if let Some(code) = gone(state.life).filter(|_| !self.delete_is_pending(&state)) {
+                return Err(code.into());
+            }
             let waits = state.visible.tail <= poll.position
                 && !state.visible.closed
                 && poll.gap.is_none()
@@ -188,7 +201,7 @@ impl Reactor {
         let Phase::LongPoll(poll) = std::mem::replace(&mut conn.phase, Phase::Request) else {
             return;
         };
-        let gone = {
+        let life = {
             let state = poll.stream.lock();
             let idle = state.visible.tail <= poll.position
                 && !state.visible.closed
@@ -208,11 +221,9 @@ impl Reactor {
             state.life
         };
         drop(wanted::take_noted());
-        let refusal = match gone {
+        let refusal = match life {
             Life::Live if self.stopping && !timed_out => Some(ErrorCode::ShuttingDown),
-            Life::Live => None,
-            Life::SoftDeleted => Some(ErrorCode::StreamGone),
-            Life::Gone => Some(ErrorCode::StreamNotFound),
+            life => gone(life),
         };
         let result = match refusal {
             Some(code) => Err(code.into()),

@@ -101,9 +101,9 @@ impl Server {
         let failed = |error| EngineError::io("reactor", error);
         let mut threads = self.threads.lock();
         let pipeline = Arc::new(Pipeline::new(Arc::clone(&self.engine)));
-        for number in 0..Pipeline::worker_count() {
+        for (number, lane) in Pipeline::lanes().enumerate() {
             let working = Arc::clone(&pipeline);
-            let worker = spawn(&format!("pipe-{number}"), move || working.work())?;
+            let worker = spawn(&format!("pipe-{number}"), move || working.work(lane))?;
             threads.workers.push(worker);
         }
         let watching = Arc::clone(&pipeline);

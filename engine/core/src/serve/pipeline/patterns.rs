@@ -3,10 +3,12 @@
 //! A pattern may wait for a minute with a question, so that only its program stays in memory, and counts: what a
 //! search needs beside it belongs to who searches and goes with the search. Matching is by a lazy automaton; where
 //! that gives up (word boundaries next to letters that are not ASCII), by a slower machine over the same program.
+//! There are patterns for which either takes milliseconds per name: a search ends when it has taken too long.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use regex_automata::hybrid::dfa::{self, DFA};
@@ -16,7 +18,9 @@ use regex_automata::{Anchored, Input};
 use regex_syntax::hir::literal::Extractor;
 
 use crate::error::ErrorCode;
-use crate::limits::{PATTERN_MAX_BYTES, PATTERN_PROGRAM_MAX_BYTES, TAILS_WAITING_MAX};
+use crate::limits::{
+    PATTERN_MAX_BYTES, PATTERN_PROGRAM_MAX_BYTES, PATTERN_SEARCH_MAX, TAILS_WAITING_MAX,
+};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::Held;
 
@@ -103,6 +107,7 @@ impl Pattern {
             pattern: self,
             cache: RefCell::new(None),
             slow: RefCell::new(None),
+            spent: Cell::new(Duration::ZERO),
         }
     }
 }
@@ -112,10 +117,33 @@ pub struct Matcher<'p> {
     pattern: &'p Pattern,
     cache: RefCell<Option<dfa::Cache>>,
     slow: RefCell<Option<(PikeVM, pikevm::Cache)>>,
+    spent: Cell<Duration>,
 }
 
 impl Matcher<'_> {
+    /// Whether a name matches. Once the search has taken too long none does; [`Matcher::check`] tells at its end.
     pub fn matches(&self, name: &str) -> bool {
+        if self.spent.get() > PATTERN_SEARCH_MAX {
+            return false;
+        }
+        let began = Instant::now();
+        let matches = self.search(name);
+        self.spent.set(self.spent.get() + began.elapsed());
+        matches
+    }
+
+    /// Whether every name was looked at.
+    pub fn check(&self) -> Result<(), Refusal> {
+        if self.spent.get() <= PATTERN_SEARCH_MAX {
+            return Ok(());
+        }
+        Err(Refusal::with(
+            ErrorCode::PatternInvalid,
+            "The pattern takes too long to compare with the names that there are; ask with a simpler one.",
+        ))
+    }
+
+    fn search(&self, name: &str) -> bool {
         let input = Input::new(name).anchored(Anchored::Yes).earliest(true);
         let automaton = &self.pattern.automaton;
         let mut cache = self.cache.borrow_mut();

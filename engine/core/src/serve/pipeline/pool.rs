@@ -1,5 +1,5 @@
-//! The workers of the pipeline paths and of large writes: a bounded queue of jobs, a few threads, and a list of finished ones per
-//! reactor.
+//! The workers of the pipeline paths and of large writes: a bounded queue of jobs and a few threads for either, and a list
+//! of finished ones per reactor.
 //!
 //! A worker may block: on the disk, on the log, on a lock. A job that must wait for the log (`Undone::Wait`) is run
 //! again by its worker after the next commit, for a bounded time.
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::ErrorCode;
-use crate::limits::PIPELINE_QUEUE_MAX;
+use crate::limits::{PIPELINE_QUEUE_MAX, WRITE_WORKERS};
 use crate::model::Gate;
 use crate::refusal::Refusal;
 use crate::serve::pipeline::patterns::Patterns;
@@ -30,7 +30,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub struct Pipeline {
     pub engine: Arc<Engine>,
     queue: Mutex<Queue>,
-    ready: Condvar,
+    /// One per lane.
+    ready: [Condvar; 2],
     /// Rung when the workers shall end, for those who rest.
     stopping: Condvar,
     pub(super) waits: Mutex<Vec<Waiting>>,
@@ -39,9 +40,17 @@ pub struct Pipeline {
     finished: Vec<Mutex<Vec<Finished>>>,
 }
 
+/// Who works on a job. Questions and reads may take as long as they like; an append must not wait for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lane {
+    Pipeline,
+    Writes,
+}
+
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Box<Job>>,
+    /// One per lane.
+    jobs: [VecDeque<Box<Job>>; 2],
     stop: bool,
 }
 
@@ -64,7 +73,7 @@ impl Pipeline {
         Pipeline {
             engine,
             queue: Mutex::default(),
-            ready: Condvar::new(),
+            ready: [Condvar::new(), Condvar::new()],
             stopping: Condvar::new(),
             waits: Mutex::default(),
             patterns: Patterns::default(),
@@ -72,22 +81,28 @@ impl Pipeline {
         }
     }
 
-    /// As many as there are cores; two at least, so that one that waits for the log does not stop all.
-    pub fn worker_count() -> usize {
-        std::thread::available_parallelism().map_or(2, |count| count.get().max(2))
+    /// For the pipeline as many as there are cores; two at least, so that one that waits for the log does not stop all.
+    pub fn lanes() -> impl Iterator<Item = Lane> {
+        let cores = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
+        let writes = std::iter::repeat_n(Lane::Writes, WRITE_WORKERS);
+        std::iter::repeat_n(Lane::Pipeline, cores).chain(writes)
     }
 
     /// Queues a job. If there are too many its connection is told so, the same way as any other answer.
     pub fn submit(&self, job: Box<Job>) {
         let job = {
+            let lane = match job.call {
+                PipelineCall::Write(_) => Lane::Writes,
+                _ => Lane::Pipeline,
+            } as usize;
             let mut queue = self.queue.lock();
-            if queue.stop || queue.jobs.len() >= PIPELINE_QUEUE_MAX {
+            if queue.stop || queue.jobs[lane].len() >= PIPELINE_QUEUE_MAX {
                 job
             } else {
-                queue.jobs.push_back(job);
+                queue.jobs[lane].push_back(job);
                 self.engine.metrics.pipeline_queue.add(1);
                 drop(queue);
-                self.ready.notify_one();
+                self.ready[lane].notify_one();
                 return;
             }
         };
@@ -105,8 +120,8 @@ impl Pipeline {
     }
 
     /// A worker's loop; ends after [`Pipeline::stop`].
-    pub fn work(&self) {
-        while let Some(job) = self.next() {
+    pub fn work(&self, lane: Lane) {
+        while let Some(job) = self.next(lane as usize) {
             let (engine, reactor, conn) = (&self.engine, job.reactor, job.conn);
             let request = &job.request;
             // The body goes before the answer is told of.
@@ -128,17 +143,17 @@ impl Pipeline {
         }
     }
 
-    fn next(&self) -> Option<Box<Job>> {
+    fn next(&self, lane: usize) -> Option<Box<Job>> {
         let mut queue = self.queue.lock();
         loop {
             if queue.stop {
                 return None;
             }
-            if let Some(job) = queue.jobs.pop_front() {
+            if let Some(job) = queue.jobs[lane].pop_front() {
                 self.engine.metrics.pipeline_queue.sub(1);
                 return Some(job);
             }
-            self.ready.wait(&mut queue);
+            self.ready[lane].wait(&mut queue);
         }
     }
 
@@ -207,8 +222,11 @@ impl Pipeline {
             queue.stop = true;
             std::mem::take(&mut queue.jobs)
         };
-        self.engine.metrics.pipeline_queue.sub(dropped.len() as u64);
-        self.ready.notify_all();
+        let dropped: usize = dropped.iter().map(VecDeque::len).sum();
+        self.engine.metrics.pipeline_queue.sub(dropped as u64);
+        for lane in &self.ready {
+            lane.notify_all();
+        }
         self.stopping.notify_all();
         self.engine.shard.changes.ring_now();
     }

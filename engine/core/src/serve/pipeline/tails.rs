@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
@@ -252,6 +253,7 @@ pub fn evaluate(engine: &Engine, question: &Question, news: &News) -> Result<Eva
         Which::Matching(pattern) => {
             let matcher = pattern.matcher();
             let mut tails = engine.all_tails(&pattern.prefix, &|name| matcher.matches(name))?;
+            matcher.check().map_err(Undone::refused)?;
             tails.sort_unstable_by(|one, other| one.name.cmp(&other.name));
             evaluated.streams = tails.into_iter().map(|tail| (tail, None)).collect();
         }
@@ -270,7 +272,12 @@ fn all_named(engine: &Engine, named: &[Named], evaluated: &mut Evaluated) -> Res
 }
 
 fn find_places(engine: &Engine, stream: &Arc<Stream>, asked: &Named) -> Places {
-    let found = |wanted: &Wanted| engine.find_place(stream, wanted);
+    let found = |wanted: &Wanted| {
+        if engine.stopping.load(Ordering::Acquire) {
+            return Err(ErrorCode::ShuttingDown.into());
+        }
+        engine.find_place(stream, wanted)
+    };
     (!asked.at.is_empty()).then(|| asked.at.iter().map(found).collect())
 }
 
@@ -324,6 +331,7 @@ fn changed_matching(
     let removed = news.all_removed(prefix, since);
     let removed = removed.filter(|name| matcher.matches(name));
     gone.extend(removed.map(Box::from));
+    matcher.check().map_err(Undone::refused)?;
     // One that was created again is there.
     for (tail, _) in &evaluated.streams {
         gone.remove(&tail.name);
