@@ -331,17 +331,22 @@ def test_pipeline_answers_that_nobody_takes_are_bounded(tight: Server, path: str
     window = 8 * MIB
     request = read_of_many_records(api, path, window)
     pipeline = Pipeline(api)
-    calls = [("/v1/tails", {"streams": [path]}), ("/v1/read", {"ranges": pipeline.whole(path)})]
+    whole, many = pipeline.whole(path), [f"{path}/{number}" for number in range(300)]
+    large = [("/v1/tails", {"streams": many}), ("/v1/read", {"ranges": whole})]
+    small = [("/v1/tails", {"streams": [path]}), ("/v1/read", {"ranges": whole, "max_bytes": 1000})]
     with untaken_answers(api, request, ANSWERS_MAX):
         refused = api.metric("millstream_refusals_total")
-        for target, question in calls:
+        for target, question in large:
             answer = pipeline.post(target, question)
             assert (answer.status, answer.code) == (503, "server_busy")
             assert answer.get("retry-after")
-        assert api.metric("millstream_refusals_total") == refused + len(calls)
+        assert api.metric("millstream_refusals_total") == refused + len(large)
+        # Those who ask for little are not shut out.
+        for target, question in small:
+            assert pipeline.post(target, question).status == 200
         # Those that were being made when the bound was reached come on top: one for each worker.
         held = api.metric("millstream_pipeline_answer_bytes")
         assert held < ANSWERS_MAX + ((os.cpu_count() or 1) + 2) * window
         works_for_others(api, path)
-    for target, question in calls:
+    for target, question in large:
         assert pipeline.post(target, question).status == 200

@@ -127,6 +127,9 @@ pub const WRITE_WORKERS: usize = 2;
 pub const PATTERN_SEARCH_MAX: Duration = Duration::from_secs(1);
 /// Bytes of finished pipeline answers that clients have not taken yet; above this new ones are refused.
 pub const PIPELINE_ANSWERS_MAX_BYTES: u64 = 512 * 1024 * 1024;
+/// The same for answers that are small: those who take large ones slowly must not shut everybody out.
+pub const PIPELINE_SMALL_ANSWER_BYTES: usize = 256 * 1024;
+pub const PIPELINE_SMALL_ANSWERS_MAX_BYTES: u64 = PIPELINE_ANSWERS_MAX_BYTES + 64 * 1024 * 1024;
 /// Streams that one question to `/v1/tails` may be about, and places that it may ask for.
 pub const TAILS_STREAMS_MAX: usize = 20_000;
 pub const TAILS_PLACES_MAX: usize = 100_000;

@@ -13,7 +13,9 @@
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
-use crate::limits::PIPELINE_ANSWERS_MAX_BYTES;
+use crate::limits::{
+    PIPELINE_ANSWERS_MAX_BYTES, PIPELINE_SMALL_ANSWER_BYTES, PIPELINE_SMALL_ANSWERS_MAX_BYTES,
+};
 use crate::metrics::Metrics;
 use crate::model::Gate;
 use crate::refusal::Refusal;
@@ -104,9 +106,15 @@ impl Answer {
     }
 }
 
-/// Answers that clients have not taken are bounded together; each is made whole before it leaves.
-fn check_answers_room(engine: &Engine) -> Result<(), Undone> {
-    if engine.metrics.pipeline_answer_bytes.get() <= PIPELINE_ANSWERS_MAX_BYTES {
+/// Answers that clients have not taken are bounded together; each is made whole before it leaves. `bytes`: how large this
+/// one may be, about.
+fn check_answers_room(engine: &Engine, bytes: usize) -> Result<(), Undone> {
+    let bound = if bytes <= PIPELINE_SMALL_ANSWER_BYTES {
+        PIPELINE_SMALL_ANSWERS_MAX_BYTES
+    } else {
+        PIPELINE_ANSWERS_MAX_BYTES
+    };
+    if engine.metrics.pipeline_answer_bytes.get() <= bound {
         return Ok(());
     }
     Err(Undone::refused(Refusal::with(

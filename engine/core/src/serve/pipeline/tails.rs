@@ -229,6 +229,13 @@ impl Evaluated {
         self.streams.push((tail, places));
     }
 
+    /// How much there is to tell, about: names are long, places are short.
+    fn told_bytes(&self) -> usize {
+        let places = self.streams.iter().flat_map(|(_, places)| places);
+        let places: usize = places.map(Vec::len).sum();
+        1024 * (self.streams.len() + self.missing.len() + self.removed.len()) + 256 * places
+    }
+
     /// Whether there is anything to tell.
     pub fn is_news(&self) -> bool {
         self.complete || !self.missing.is_empty() || !self.streams.is_empty()
@@ -476,7 +483,7 @@ fn tell_found(found: &Result<Found, Refusal>) -> ToldFound<'_> {
 }
 
 pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> {
-    check_answers_room(engine)?;
+    check_answers_room(engine, evaluated.told_bytes())?;
     let streams = evaluated.streams.iter().map(|(tail, places)| ToldStream {
         name: &tail.name,
         incarnation: tail.incarnation.0.to_string(),
