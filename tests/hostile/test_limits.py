@@ -30,6 +30,18 @@ def test_item_24_too_large_is_refused_before_the_body_is_read(
     assert shared.get(path).body == b""
 
 
+def test_only_what_is_below_ds_has_the_limit_of_the_control_plane(shared: Api, path: str) -> None:
+    body = b"x" * (2 * MIB)
+    mine = f"__ds{path}"
+    assert shared.put(mine).status == 201
+    assert shared.post(mine, body).status == 204
+    for spelt in ("__ds/subscriptions/s", "%5f_ds/subscriptions/s", "%5F%5Fds/subscriptions/s"):
+        with shared.connect() as connection:
+            headers = {**TEXT, "Content-Length": str(len(body))}
+            connection.send(request_bytes("PUT", f"/v1/stream/{spelt}", headers))
+            assert connection.read_response().status == 413, spelt
+
+
 def test_item_24_expect_continue_gets_the_refusal_instead_of_the_go_ahead(
     shared: Api, path: str
 ) -> None:

@@ -331,6 +331,14 @@ impl ContentType {
     }
 }
 
+/// The first segment of the paths that belong to the control plane; HTTP clients cannot reach streams there.
+pub const RESERVED: &str = "__ds";
+
+pub fn is_reserved(path: &str) -> bool {
+    path.strip_prefix(RESERVED)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

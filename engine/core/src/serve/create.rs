@@ -2,7 +2,7 @@
 
 use crate::error::ErrorCode;
 use crate::limits::TTL_MAX_SECONDS;
-use crate::model::{Class, Offset};
+use crate::model::{Class, Offset, is_reserved};
 use crate::refusal::Refusal;
 use crate::serve::conn::Conn;
 use crate::serve::http::{Head, Known, is_true, parse_decimal_u64};
@@ -232,7 +232,7 @@ fn parse_source_path(value: &[u8]) -> Result<String, Refusal> {
             "Stream-Forked-From is not a stream's path.",
         )
     })?;
-    if path.starts_with("__ds/") {
+    if is_reserved(&path) {
         return Err(ErrorCode::ForkSourceMissing.into());
     }
     Ok(path.into_owned())

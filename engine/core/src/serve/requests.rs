@@ -14,7 +14,8 @@ use crate::serve::http::{
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond;
 use crate::serve::route::{
-    PipelineCall, Route, check_control_origin, is_pipeline, is_pipeline_read, route,
+    PipelineCall, Route, check_control_origin, is_pipeline, is_pipeline_read, is_subscriptions,
+    route,
 };
 use crate::shard::damage::Condition;
 use crate::shard::engine::Undone;
@@ -172,7 +173,7 @@ impl Reactor {
     }
 
     fn body_limit(&self, head: &Head<'_>) -> u64 {
-        let control = head.path.starts_with(b"/-/") || head.path.starts_with(b"/v1/stream/__ds");
+        let control = head.path.starts_with(b"/-/") || is_subscriptions(head.path);
         if control {
             PROXY_REQUEST_MAX_BYTES as u64
         } else if head.path.starts_with(b"/v1/stage/") {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use crate::error::ErrorCode;
 use crate::limits::PATH_MAX_BYTES;
+use crate::model::is_reserved;
 use crate::refusal::{Allow, Refusal};
 use crate::serve::http::{
     Head, Known, Method, decode_query_component, percent_decode, query_pairs,
@@ -71,7 +72,7 @@ pub fn route<'b>(head: &Head<'b>) -> Result<Route<'b>, Refusal> {
 pub fn is_subscriptions(path: &[u8]) -> bool {
     path.strip_prefix(STREAM_ROOT).is_some_and(|raw| {
         matches!(raw.first(), Some(b'_' | b'%'))
-            && stream_path(raw).is_ok_and(|name| name.split('/').next() == Some("__ds"))
+            && stream_path(raw).is_ok_and(|name| is_reserved(&name))
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::limits::LIST_MAX;
-use crate::model::{Class, Offset, StreamId};
+use crate::model::{Class, Offset, RESERVED, StreamId, is_reserved};
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::handle::Stream;
 use crate::stream::snapshot;
@@ -32,8 +32,8 @@ impl Engine {
     /// Streams in path order, strictly behind `after`. Reserved ones only if the prefix asks for them.
     pub fn list(&self, prefix: &str, after: &str, limit: usize) -> Result<Vec<StreamInfo>, Undone> {
         let limit = limit.min(LIST_MAX);
-        let reserved = prefix.starts_with("__ds");
-        let hidden = |path: &str| !reserved && path.starts_with("__ds/");
+        let reserved = prefix.starts_with(RESERVED);
+        let hidden = |path: &str| !reserved && is_reserved(path);
         // New streams first: one that a checkpoint writes meanwhile is in the catalog then.
         let mut page = self.list_new(prefix, after, limit, &hidden);
         let mut stored = 0;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::error::ErrorCode;
 use crate::limits::TAILS_STREAMS_MAX;
 use crate::log::endings::Ending;
-use crate::model::{Class, ContentType, Gate, Offset, StreamId};
+use crate::model::{Class, ContentType, Gate, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::read::Key;
@@ -336,11 +336,6 @@ impl Engine {
             gap: start.gap,
         })
     }
-}
-
-/// Streams below `__ds/` belong to the control plane.
-pub fn is_reserved(path: &str) -> bool {
-    path == "__ds" || path.starts_with("__ds/")
 }
 
 /// Time of the newest visible record, as far as memory tells.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::model::{ContentType, StreamId};
+use crate::model::{ContentType, StreamId, is_reserved};
 use crate::stream::state::StreamState;
 
 pub struct Stream {
@@ -84,6 +84,6 @@ impl Stream {
 
     /// Streams below `__ds/` belong to the control plane; HTTP clients cannot reach them.
     pub fn is_reserved(&self) -> bool {
-        self.path.starts_with("__ds/")
+        is_reserved(&self.path)
     }
 }

@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
+use crate::model::is_reserved;
 use crate::serve::pipeline::tails::{Question, Which};
 use crate::shard::engine::Engine;
-use crate::shard::tails::is_reserved;
 use crate::stream::handle::Stream;
 
 pub struct News {

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorCode;
 use crate::limits::{READ_MAX_BYTES, READ_MAX_BYTES_DEFAULT, READ_RANGES_MAX};
-use crate::model::{Gate, Offset, StreamId};
+use crate::model::{Gate, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::arrow::{Column, Encoder};
 use crate::serve::pipeline::tails::ToldGap;
 use crate::serve::pipeline::walk::{Next, Walk};
 use crate::serve::pipeline::{Answer, check_answers_room};
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::tails::{Place, is_reserved};
+use crate::shard::tails::Place;
 use crate::stream::key::KeyPath;
 
 /// Longest `key_path`.

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::ErrorCode;
 use crate::limits::{TAILS_PLACES_MAX, TAILS_STREAMS_MAX, TAILS_WAIT_MAX_MS};
 use crate::log::endings::Ending;
-use crate::model::{Offset, StreamId};
+use crate::model::{Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::patterns::{Pattern, Patterns};
 use crate::serve::pipeline::{Answer, Held, check_answers_room};
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::tails::{Found, Place, Tail, Wanted, is_reserved};
+use crate::shard::tails::{Found, Place, Tail, Wanted};
 use crate::stream::handle::Stream;
 use crate::stream::offsets::Gap;
 
