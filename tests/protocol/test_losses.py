@@ -6,6 +6,7 @@ epoch; `memory` may lose its tail and `ephemeral` loses its records, both in a n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -101,6 +102,20 @@ def test_ephemeral_loses_its_records_and_nothing_else(
     assert (later.body, later.offset) == (b"[4]", again)
     assert Gap.of(later) == Gap(tail, head.offset, "crash", certain=True)
     assert Gap.of(api.get(path, offset=head.offset)) is None
+
+
+def test_a_stream_in_memory_that_is_appended_to_outlives_its_ttl_and_a_crash(
+    server: Server, api: Api, path: str
+) -> None:
+    api.put(path, b"kept", headers={"Stream-TTL": "2"})
+    set_class(api, path, "ephemeral")
+    until = time.monotonic() + 4.5
+    while time.monotonic() < until:
+        assert api.post(path, b"x").status == 204
+        time.sleep(0.1)  # the age of the stream is what this is about
+    server.crash_and_restart()
+    answer = api.get(path)
+    assert (answer.status, answer.body) == (200, b"kept")
 
 
 def test_a_possible_loss_is_told_to_whoever_comes_back(server: Server, api: Api, path: str) -> None:

@@ -13,10 +13,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 
-use crate::codec::adopt::UsedUp;
+use crate::codec::adopt::{ADOPTED_BYTES, UsedUp};
 use crate::codec::{AppendExtra, FRAME_HEADER_BYTES, ProducerTag};
 use crate::error::ErrorCode;
 use crate::limits::{
@@ -262,6 +263,10 @@ impl Engine {
             }
         }
         let copies = total <= COMMIT_COPY_MAX_BYTES && self.fits_the_log(&shares, streams);
+        let sections: usize = shares.values().map(|share| share.sections.len()).sum();
+        if !copies && sections * ADOPTED_BYTES > COMMIT_FRAMES_MAX_BYTES {
+            return Err(too_many_sections());
+        }
         for (id, share) in &mut shares {
             let found = streams.binary_search_by_key(id, |stream| stream.id);
             let volatile = found.is_ok_and(|at| streams[at].lock().is_volatile());
@@ -295,6 +300,9 @@ impl Engine {
 
     fn load(&self, share: &mut Share, with_bytes: bool) -> io::Result<()> {
         for (section, index) in &mut share.sections {
+            if self.stopping.load(Ordering::Acquire) {
+                return Err(io::Error::other("the server is stopping"));
+            }
             *index = self.cold.relative_index(section)?;
         }
         if !with_bytes {
@@ -314,6 +322,9 @@ impl Engine {
     }
 
     fn stage_unreadable(&self, name: &str, error: &io::Error) -> Undone {
+        if self.stopping.load(Ordering::Acquire) {
+            return Undone::refused(ErrorCode::ShuttingDown);
+        }
         self.metrics.read_errors.add(1);
         report!("a stage could not be read: {error}");
         Undone::refused(Refusal::with(
@@ -421,10 +432,7 @@ impl Engine {
         let size = |frames: &StreamFrames| frames.size(extra.len());
         let total: usize = frames.iter().map(size).sum();
         if total > COMMIT_FRAMES_MAX_BYTES {
-            return Err(Undone::refused(Refusal::with(
-                ErrorCode::PayloadTooLarge,
-                "The commit has too many streams and stages; commit fewer at once.",
-            )));
+            return Err(too_many_sections());
         }
         for entry in locked.iter_mut() {
             self.directory
@@ -489,6 +497,13 @@ impl Engine {
             self.maintenance.request_checkpoint();
         }
     }
+}
+
+fn too_many_sections() -> Undone {
+    Undone::refused(Refusal::with(
+        ErrorCode::PayloadTooLarge,
+        "The commit has too many streams and stages; commit fewer at once.",
+    ))
 }
 
 fn fence(epoch: u64, gate: Gate) -> Undone {

@@ -295,7 +295,9 @@ impl Engine {
 
     /// Whether an append ended exactly here.
     pub fn is_boundary(&self, stream: &Arc<Stream>, position: u64) -> io::Result<bool> {
-        if position == 0 || self.boundary_at_or_before(stream, position)? == position {
+        // A fork begins between two appends, whatever became of its source's index.
+        let begins = position == 0 || position == stream.lock().start;
+        if begins || self.boundary_at_or_before(stream, position)? == position {
             return Ok(true);
         }
         self.is_damage_edge(stream, position)

@@ -228,6 +228,7 @@ impl Engine {
         state.publish_applied();
         state.changed = self.shard.changes.stamp();
         state.count_memory(&self.metrics);
+        self.renew_for_read(stream, state, change.time_ms);
         self.shard.saw_weak();
         self.shard.wake_readers(stream);
         Ok(Gate::OPEN)

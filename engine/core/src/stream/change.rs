@@ -181,7 +181,7 @@ impl StreamState {
             What::ForkReleased => {
                 self.logged.fork_count = self.fork_count.saturating_sub(1);
             }
-            What::Touch => self.renew_at(change.time_ms),
+            What::Touch => self.renew_at(change.time_ms, true),
             What::Class { class, since } => {
                 self.reveal_control(change.sequence);
                 self.begin_epoch(change.epoch);
@@ -227,7 +227,7 @@ impl StreamState {
                 })
             });
         }
-        self.renew_at(change.time_ms);
+        self.renew_at(change.time_ms, !self.is_volatile());
     }
 
     fn apply_adopt(&mut self, change: &Change<'_>, tag: &ProducerTag<'_>, sections: &[Section]) {
@@ -240,7 +240,7 @@ impl StreamState {
             self.push_section(section, index);
         }
         self.remember_producer(tag, change);
-        self.renew_at(change.time_ms);
+        self.renew_at(change.time_ms, true);
     }
 
     /// For repair: bytes that are lost, so that what follows them keeps its place.
@@ -284,10 +284,13 @@ impl StreamState {
         }
     }
 
-    fn renew_at(&mut self, time_ms: u64) {
+    /// An append to a stream in memory has no frame: the log does not know of it, so that a renewal of its own is due.
+    fn renew_at(&mut self, time_ms: u64, in_log: bool) {
         if let Some(expiry) = self.logged.expiry.as_mut() {
             expiry.last_access_ms = expiry.last_access_ms.max(time_ms);
-            expiry.logged_access_ms = expiry.logged_access_ms.max(time_ms);
+            if in_log {
+                expiry.logged_access_ms = expiry.logged_access_ms.max(time_ms);
+            }
         }
     }
 
