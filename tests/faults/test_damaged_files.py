@@ -94,12 +94,14 @@ def test_a_damaged_segment_costs_only_its_stream(
     server = stored(start_server)
     for file in files_with(server.data_dir, b"one one one"):
         damage(file, how)
-    for _ in range(2):
+    for turn in range(2):
         server.restart()
         api = Api(server)
         # Who may not open a file says so; a file that lacks its bytes is damage.
         assert outcome(api, "one", LARGE_BYTES) == ("error" if how == "unreadable" else "gap")
-        assert api.metric("millstream_read_errors_total") > 0 or how == "shortened"
+        # The second time it may be known from the first, if that lived long enough for a checkpoint.
+        found = api.metric("millstream_read_errors_total") > 0
+        assert found or how == "shortened" or turn == 1
         # The others are whole, the damaged one still has its name and takes new data.
         assert outcome(api, "two", LARGE_BYTES) == "whole"
         for number in range(SMALL):
