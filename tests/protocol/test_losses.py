@@ -339,6 +339,79 @@ def test_what_a_producer_went_past_after_a_loss_is_no_duplicate(
     assert api.read_all(path) == kept + b"4,5,"
 
 
+def send_again(api: Api, path: str, count: int) -> None:
+    """A producer repeats its numbers, the oldest first: what is stored is a duplicate, what is not is taken."""
+    kept = api.read_all(path)
+    for seq in range(count):
+        sent = api.post(path, b"%d," % seq, headers=producer("p", 2, seq))
+        assert sent.status == (204 if b"%d," % seq in kept else 200), (seq, kept)
+    assert api.read_all(path) == b"".join(b"%d," % seq for seq in range(count))
+
+
+@pytest.mark.parametrize("name", [*SURVIVES_KILL, "memory"])
+def test_a_time_in_memory_forgets_no_stored_number(
+    api: Api, path: str, restart: Callable[[], None], name: str
+) -> None:
+    """In memory at the end, or there and back, with appends or without: what is stored is never stored again."""
+    streams = [f"{path}/{count}-{back}" for count in (3, 5) for back in ("back", "stays")]
+    for stream in streams:
+        api.put(stream, headers=as_class(name))
+        for seq in range(3):
+            api.post(stream, b"%d," % seq, headers=producer("p", 2, seq))
+        set_class(api, stream, "ephemeral")
+        for seq in range(3, int(stream[len(path) + 1])):
+            api.post(stream, b"%d," % seq, headers=producer("p", 2, seq))
+    restart()
+    for stream in streams:
+        assert api.read_all(stream) == b"0,1,2,"
+        if stream.endswith("back"):
+            set_class(api, stream, name)
+        send_again(api, stream, 5)
+
+
+def test_a_number_that_was_sent_again_after_a_loss_is_not_stored_behind_changes_of_class(
+    server: Server, api: Api, path: str
+) -> None:
+    api.put(path, headers=as_class("memory"))
+    for seq in range(3):
+        api.post(path, b"%d," % seq, headers=producer("p", 2, seq))
+    server.crash_and_restart()
+    send_again(api, path, 3)
+    for name in ("ephemeral", "memory", "ephemeral", "fsync"):
+        set_class(api, path, name)
+        send_again(api, path, 3)
+
+
+def test_what_a_fork_keeps_of_a_stream_in_memory_keeps_its_producers(
+    api: Api, path: str, restart: Callable[[], None]
+) -> None:
+    api.put(path, headers=as_class("ephemeral"))
+    for seq in range(3):
+        api.post(path, b"%d," % seq, headers=producer("p", 2, seq))
+    assert api.put(f"{path}/fork", b"", None, fork_as(path, "fsync")).status == 201
+    for seq in range(3, 5):
+        api.post(path, b"%d," % seq, headers=producer("p", 2, seq))
+    restart()
+    assert api.read_all(path) == b"0,1,2,"
+    send_again(api, path, 5)
+
+
+def test_the_stream_seq_after_a_restart_is_that_of_the_last_kept_record(
+    api: Api, path: str, restart: Callable[[], None]
+) -> None:
+    api.put(path)
+    kept = api.post(path, b"kept,", headers={"Stream-Seq": "b"}).offset
+    set_class(api, path, "ephemeral")
+    api.post(path, b"lost,", headers={"Stream-Seq": "d"})
+    api.post(path, b"lost,")
+    # The next checkpoint writes its state anew.
+    assert api.put(f"{path}/fork", b"", None, fork_as(path, "fsync", kept)).status == 201
+    restart()
+    assert api.post(path, b"old", headers={"Stream-Seq": "b"}).code == "sequence_conflict"
+    assert api.post(path, b"again,", headers={"Stream-Seq": "d"}).status == 204
+    assert api.read_all(path) == b"kept,again,"
+
+
 # --- changes of class, and forks --------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from support import ctrl_c
 from support.backup_load import Load
+from support.classes import set_class
 from support.http import Api, Response, producer, request_bytes
 from support.server import Server, binary
 
@@ -174,13 +175,16 @@ def test_a_restored_stream_goes_on_in_a_new_epoch(
         assert copy.head("s").offset == new
 
 
-@pytest.mark.parametrize("name", ["fsync", "disk", "memory"])
+@pytest.mark.parametrize("name", ["fsync", "disk", "memory", "ephemeral"])
 def test_what_the_backup_holds_of_a_producer_stays_a_duplicate(
     api: Api, start_server: StartServer, tmp_path: Path, name: str
 ) -> None:
-    api.put("s", headers={"Stream-Durability": name})
+    api.put("s", headers={"Stream-Durability": "fsync" if name == "ephemeral" else name})
     for seq in range(4):
         assert api.post("s", b"%d," % seq, headers=producer("p", 0, seq)).status == 200
+    if name == "ephemeral":
+        set_class(api, "s", name)
+        assert api.post("s", b"4,", headers=producer("p", 0, 4)).status == 200
     backed_up(api, tmp_path / "backup")
     copied = start_server(data_dir=restored(tmp_path / "backup", tmp_path / "restored"))
     copy = Api(copied)

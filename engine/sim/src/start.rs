@@ -269,7 +269,7 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
                 .iter_mut()
                 .for_each(|piece| piece.volatile = false);
         }
-        // Nobody was promised that these are remembered: the epoch has risen.
+        // They go with the bytes: whatever is kept of those is never stored again.
         model.stream_seq = state.stream_seq.as_deref().map(<[u8]>::to_vec);
         model.producers = state.producers.iter().flat_map(|known| known.iter()).fold(
             BTreeMap::new(),

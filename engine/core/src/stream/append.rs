@@ -161,11 +161,10 @@ fn decide_producer(state: &StreamState, tag: &ProducerTag<'_>, tail_epoch: u64) 
         refusal.headers.producer_epoch = Some(known.epoch);
         return AppendDecision::Refuse(refusal);
     }
-    // After a possible loss of the stream's tail, a producer's first append says where it is. What the log has told of it
-    // is there, whatever was lost since, so that its repetition stays one; what was in memory alone is not.
+    // After a possible loss of the stream's tail, a producer's first append says where it is. What is known of it is
+    // there, whatever was lost since, so that its repetition stays one.
     let lost = known.stream_epoch < tail_epoch;
-    let outlived = state.is_volatile() || !known.has(known.last_seq);
-    if lost && (outlived || tag.epoch > known.epoch || tag.seq > known.last_seq) {
+    if lost && (known.lost_all() || tag.epoch > known.epoch || tag.seq > known.last_seq) {
         return AppendDecision::Accept;
     }
     if tag.epoch > known.epoch {

@@ -173,6 +173,7 @@ impl StreamState {
                 self.reveal_control(change.sequence);
                 self.logged.life = Life::Gone;
                 self.logged.producers = None;
+                self.unsettled = None;
                 let end = Hot::starting_at(self.tail);
                 let hot = std::mem::replace(&mut self.hot, end);
                 self.abandon(&hot);
@@ -185,11 +186,8 @@ impl StreamState {
             What::Class { class, since } => {
                 self.reveal_control(change.sequence);
                 self.begin_epoch(change.epoch);
-                if self.is_volatile()
-                    && let Some(producers) = &mut self.logged.producers
-                {
-                    producers.lose_before(change.epoch);
-                }
+                // Whoever enters or leaves `ephemeral` has everything in a checkpoint.
+                self.unsettled = None;
                 self.logged.class = class;
                 self.logged.class_since = since;
             }
@@ -214,6 +212,7 @@ impl StreamState {
             self.remember_producer(tag, change);
         }
         if let Some(seq) = append.extra.stream_seq {
+            self.leave_stream_seq();
             self.logged.stream_seq = Some(seq.into());
         }
         if append.close {
@@ -295,8 +294,9 @@ impl StreamState {
     }
 
     fn remember_producer(&mut self, tag: &ProducerTag<'_>, change: &Change<'_>) {
-        let (before, volatile) = (self.producer(tag.id), self.is_volatile());
-        let state = ProducerState::after(before, tag, change.time_ms, change.epoch, volatile);
+        self.leave_producer(tag.id);
+        let before = self.producer(tag.id);
+        let state = ProducerState::after(before, tag, change.time_ms, change.epoch);
         let producers = self.logged.producers.get_or_insert_default();
         producers.remember(tag.id, state);
     }

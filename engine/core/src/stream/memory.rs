@@ -41,7 +41,9 @@ impl StreamState {
         if !self.has_volatile_bytes() || self.life == Life::Gone {
             return 0;
         }
-        let producers = self.producers.as_ref().map_or(0, |all| all.len() as u64);
+        let known = self.producers.as_ref().map_or(0, |all| all.len());
+        let twice = self.unsettled.as_ref().map_or(0, |all| all.len());
+        let producers = (known + twice) as u64;
         STREAM_MEMORY_BYTES
             + self.spilled.len() as u64 * size_of::<Extent>() as u64
             + producers * PRODUCER_MEMORY_BYTES

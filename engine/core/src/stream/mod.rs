@@ -18,3 +18,4 @@ pub mod offsets;
 pub mod producers;
 pub mod snapshot;
 pub mod state;
+pub mod unsettled;

@@ -23,19 +23,14 @@ pub struct ProducerState {
 }
 
 impl ProducerState {
-    /// The state after an append that was accepted, from the one before it. `volatile`: what the stream remembers of a
-    /// producer may have outlived the bytes that came with it.
+    /// The state after an append that was accepted, from the one before it.
     pub fn after(
         before: Option<ProducerState>,
         tag: &ProducerTag<'_>,
         time_ms: u64,
         stream_epoch: u64,
-        volatile: bool,
     ) -> ProducerState {
-        let known = before.filter(|known| {
-            let outlived = volatile && known.stream_epoch < stream_epoch;
-            known.epoch == tag.epoch && !outlived && known.has(known.last_seq)
-        });
+        let known = before.filter(|known| known.epoch == tag.epoch && !known.lost_all());
         let skipped = match known {
             None => (0, tag.seq),
             Some(known) if tag.seq <= known.last_seq + 1 => known.skipped,
@@ -52,9 +47,9 @@ impl ProducerState {
         }
     }
 
-    /// Nothing that it sent is known to be there any more.
-    fn lose_all(&mut self) {
-        self.skipped = (0, self.last_seq + 1);
+    /// Nothing that it sent is known to be there any more: only directories of before say so of a producer.
+    pub fn lost_all(&self) -> bool {
+        !self.has(self.last_seq)
     }
 
     pub fn has_skipped(&self) -> bool {
@@ -101,13 +96,9 @@ impl Producers {
         }
     }
 
-    /// What was sent before this epoch of a stream in memory alone is gone. Commits are remembered whatever becomes of it.
-    pub fn lose_before(&mut self, stream_epoch: u64) {
-        let appenders = self.known.iter_mut().filter(|(id, _)| !is_committer(id));
-        appenders
-            .map(|(_, known)| known)
-            .filter(|known| known.stream_epoch < stream_epoch)
-            .for_each(ProducerState::lose_all);
+    /// Whoever is forgotten is taken at its word.
+    pub fn forget_appenders(&mut self) {
+        self.known.retain(|id, _| is_committer(id));
     }
 
     /// Remembers what a producer did last; a new one may need room.

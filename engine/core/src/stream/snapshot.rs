@@ -1,7 +1,7 @@
 //! A stream's state as bytes: the value of its catalog entry and the configuration of its create frame.
 //!
 //! ```text
-//! version u8 (2) | id u64 | class u8 | life u8 | flags u8 | created u64 | first epoch u64 | fork count u32
+//! version u8 (3) | id u64 | class u8 | life u8 | flags u8 | created u64 | first epoch u64 | fork count u32
 //! start u64 | start records u64 | tail u64 | records u64 | last time u64 | applied u64 | control u64 | class since u64
 //! path short | content type short | later epochs u32 x (u64, u64)
 //! by flags: closed by (epoch, seq, short) | expiry | fork | stream seq short | producers u32 x (short, 4 x u64)
@@ -23,7 +23,9 @@ use crate::stream::line::Line;
 use crate::stream::producers::{ProducerState, Producers};
 use crate::stream::state::{ClosedBy, Expiry, Fork, Life, StreamState};
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
+/// The version before: its `ephemeral` streams remember producers of bytes that were lost.
+const VERSION_UNSETTLED: u8 = 2;
 const CLOSED: u8 = 1;
 const CLOSED_BY: u8 = 2;
 const EXPIRY: u8 = 4;
@@ -81,7 +83,7 @@ fn flags(state: &StreamState) -> u8 {
         })
         | (if state.expiry.is_some() { EXPIRY } else { 0 })
         | (if state.fork.is_some() { FORK } else { 0 })
-        | (if lasting_seq(state).is_some() {
+        | (if state.lasting_seq().is_some() {
             STREAM_SEQ
         } else {
             0
@@ -105,22 +107,16 @@ fn flags(state: &StreamState) -> u8 {
 
 /// The producers that went past numbers after a possible loss: few, so they stand apart from the rest.
 fn skipped(state: &StreamState) -> impl Iterator<Item = (&[u8], (u64, u64))> {
-    let producers = state.producers.iter().flat_map(|known| known.iter());
+    let producers = state.lasting_producers();
     producers
         .filter(|(_, known)| known.has_skipped())
-        .map(|(id, known)| (&**id, known.skipped))
+        .map(|(id, known)| (id, known.skipped))
 }
 
 /// Damage goes with the bytes that have it: others will stand at their positions.
 fn lasting_damage(state: &StreamState) -> Vec<damage::Range> {
     let known = state.damaged.as_deref().map_or(&[][..], Vec::as_slice);
     damage::below(known, state.lasting_tail().0).collect()
-}
-
-/// `Stream-Seq` goes with the bytes it came with: without them it would refuse their repetition.
-fn lasting_seq(state: &StreamState) -> Option<&[u8]> {
-    let (tail, _) = state.lasting_tail();
-    state.stream_seq.as_deref().filter(|_| tail == state.tail)
 }
 
 fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
@@ -143,12 +139,12 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
         put_short(out, fork.source_path.as_bytes());
         fork.line.encode(out);
     }
-    if let Some(seq) = lasting_seq(state) {
+    if let Some(seq) = state.lasting_seq() {
         put_short(out, seq);
     }
-    if let Some(producers) = &state.producers {
-        put_count(out, producers.len());
-        for (id, producer) in producers.iter() {
+    if state.producers.is_some() {
+        put_count(out, state.lasting_producers().count());
+        for (id, producer) in state.lasting_producers() {
             put_short(out, id);
             for value in [
                 producer.epoch,
@@ -234,7 +230,8 @@ pub fn is_unneeded(value: &[u8]) -> bool {
 /// Decodes a snapshot with or without extents. `None` means that the bytes are not one.
 pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option<Stream> {
     let mut reader = Reader::new(bytes);
-    if reader.u8()? != VERSION {
+    let version = reader.u8()?;
+    if version != VERSION && version != VERSION_UNSETTLED {
         return None;
     }
     let id = StreamId(reader.u64()?);
@@ -265,6 +262,12 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
         logged.later_epochs.push((reader.u64()?, reader.u64()?));
     }
     decode_optional(&mut reader, flags, &mut state)?;
+    if version == VERSION_UNSETTLED
+        && class == Class::Ephemeral
+        && let Some(producers) = &mut state.logged.producers
+    {
+        producers.forget_appenders();
+    }
     if !reader.is_empty() {
         state.extents = Arc::new(decode_extents(&mut reader)?);
     }

@@ -23,6 +23,7 @@ use crate::stream::hot::Hot;
 use crate::stream::line::{Line, Mark};
 use crate::stream::memory::Counted;
 use crate::stream::producers::{ProducerState, Producers};
+use crate::stream::unsettled::Unsettled;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -177,6 +178,8 @@ pub struct StreamState {
     pub visible: Visible,
     /// Stamp of the newest change that readers may see; 0 = none since it was loaded.
     pub changed: u64,
+    /// What appends in memory alone have changed beside the bytes.
+    pub(super) unsettled: Option<Box<Unsettled>>,
     /// What the gauges of memory know of this stream.
     pub counted: Counted,
     /// In the list of streams the next checkpoint writes.
@@ -236,6 +239,7 @@ impl StreamState {
             abandoned: Vec::new(),
             visible: Visible::default(),
             changed: 0,
+            unsettled: None,
             counted: Counted::default(),
             dirty: false,
             batch_slot: (0, 0),

@@ -336,10 +336,9 @@ fn judge_producer(stream: &StreamModel, tag: Tag) -> Outcome {
     if tag.epoch < known.epoch {
         return Outcome::Refuse(ErrorCode::ProducerFenced);
     }
-    // Whoever may have lost something is taken at its word; a stream with a log still knows its repetitions.
+    // Whoever may have lost something is taken at its word; what is known of it is there, and stays a repetition.
     let lost = known.stream_epoch < stream.epoch;
-    let unknown = stream.class == Class::Ephemeral || known.skipped.1 > known.seq;
-    if lost && (unknown || tag.epoch > known.epoch || tag.seq > known.seq) {
+    if lost && (tag.epoch > known.epoch || tag.seq > known.seq) {
         return Outcome::Accept;
     }
     if tag.epoch > known.epoch {
@@ -359,17 +358,12 @@ fn judge_producer(stream: &StreamModel, tag: Tag) -> Outcome {
     }
 }
 
-/// What a producer has left out once its append is taken. A stream in memory that may have lost something vouches for
-/// nothing that came before.
+/// What a producer has left out once its append is taken.
 fn skipped_after(stream: &StreamModel, tag: Tag) -> (u64, u64) {
     let known = stream.producers.get(&tag.id);
     let Some(known) = known.filter(|known| known.epoch == tag.epoch) else {
         return (0, tag.seq);
     };
-    let lost = stream.class == Class::Ephemeral && known.stream_epoch < stream.epoch;
-    if lost || known.skipped.1 > known.seq {
-        return (0, tag.seq);
-    }
     let next = known.seq + 1;
     match known.skipped {
         old if tag.seq <= next => old,

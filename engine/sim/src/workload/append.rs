@@ -92,6 +92,9 @@ impl Sim {
             }
             return self.answered_again(path, predicted, done.gate);
         }
+        if wish.tag.is_some() && self.world.has(path, wish.tag) {
+            return Err("stored, and the stream has it already".into());
+        }
         let (sequence, marks) = (self.engine().shard.staged(), self.marks());
         self.world.append(path, wish, sequence, marks);
         self.acknowledge_at(path, done.gate, done.offset)?;

@@ -242,6 +242,8 @@ impl Sim {
             .map(|piece| Piece {
                 gate: Gate::OPEN,
                 volatile: false,
+                // Producers are the source's.
+                tag: None,
                 ..piece
             })
             .collect();

@@ -87,11 +87,6 @@ impl Sim {
             return Err("changed, but it never was".into());
         };
         if model.class != class {
-            if model.class == Class::Ephemeral {
-                let lost = model.producers.values_mut();
-                lost.filter(|known| known.stream_epoch < model.epoch)
-                    .for_each(|known| known.skipped = (0, known.seq + 1));
-            }
             model.class = class;
             model.control = sequence;
             model.newest = sequence;
