@@ -213,6 +213,38 @@ def test_item_31_producer_names_without_end_cost_bounded_memory(
     assert last.status == 204, "the newest producers are the ones that are remembered"
 
 
+def test_producers_of_all_streams_together_are_bounded(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    """Each stream has fewer than it may have; idle ones leave memory, and nothing is forgotten."""
+    settings = {"streams_cached_max": 64, "checkpoint_bytes": 64 * 1024, "sweep_interval_ms": 100}
+    server = start_server(settings=settings)
+    api = Api(server)
+    streams, producers = 40, 500
+    with api.connect() as connection:
+        for stream in range(streams):
+            target = Api.target(f"{path}/{stream}")
+            connection.send(request_bytes("PUT", target, TEXT))
+            assert connection.read_response().status == 201
+            requests = [
+                request_bytes("POST", target, {**TEXT, **producer(f"id-{n:0240}", 0, 0)}, b"x")
+                for n in range(producers)
+            ]
+            connection.send(b"".join(requests))
+            for _ in requests:
+                assert connection.read_response().status == 200
+    all_of_them = streams * producers * 240
+    api.wait_until_metric("millstream_streams_cached", lambda cached: cached < streams)
+    api.wait_until_metric("millstream_producer_bytes", lambda taken: taken <= 64 * 32 * 1024)
+    assert api.metric("millstream_producer_bytes") < all_of_them / 2
+    for stream in range(streams):
+        last = api.post(f"{path}/{stream}", b"x", headers=producer(f"id-{7:0240}", 0, 0))
+        assert (last.status, last["producer-seq"]) == (204, "0")
+    for stream in range(streams):
+        assert api.delete(f"{path}/{stream}").status == 204
+    api.wait_for_metric("millstream_producer_bytes", 0)
+
+
 def test_item_31_expired_streams_are_freed_without_being_touched(
     start_server: Callable[..., Server], path: str
 ) -> None:

@@ -14,7 +14,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -358,10 +358,13 @@ class Api:
 
     def wait_for_metric(self, name: str, wanted: int) -> None:
         """Until a gauge shows that the server has come to some state, within the deadline."""
+        self.wait_until_metric(name, lambda seen: seen == wanted)
+
+    def wait_until_metric(self, name: str, fits: Callable[[int], bool]) -> None:
         until = time.monotonic() + self.deadline_s
-        while (seen := self.metric(name)) != wanted:
+        while not fits(seen := self.metric(name)):
             if time.monotonic() > until:
-                raise Timeout(f"{name} is {seen}, not {wanted}, after {self.deadline_s} s")
+                raise Timeout(f"{name} is {seen} after {self.deadline_s} s")
             time.sleep(0.01)
 
     def read_all(self, path: str, offset: str = "-1") -> bytes:

@@ -15,6 +15,8 @@ pub const PRODUCER_ID_MAX_BYTES: usize = 256;
 pub const STREAM_SEQ_MAX_BYTES: usize = 256;
 /// Producer ids remembered per stream; the one that was silent longest leaves first.
 pub const PRODUCERS_PER_STREAM_MAX: usize = 10_000;
+/// What a stream in memory may take for its producers before it counts as more than one of `streams_cached_max`.
+pub const PRODUCER_BYTES_PER_CACHED_STREAM: u64 = 32 * 1024;
 /// Largest integer a JavaScript client can carry exactly; producer epochs and sequences stay below.
 pub const SAFE_INTEGER_MAX: u64 = (1 << 53) - 1;
 /// Offsets are two decimals of 16 digits.

@@ -67,6 +67,7 @@ metrics! {
     batches_inline "counter" "millstream_wal_batches_inline_total" "Group commits made by a reactor itself.";
     sync_us "counter" "millstream_wal_sync_microseconds_total" "Time spent in log syncs.";
     wal_failed "gauge" "millstream_wal_failed" "1 when a log write or sync has failed and writes are refused.";
+    producer_bytes "gauge" "millstream_producer_bytes" "Memory of the producers that streams in memory remember.";
     dirty_producer_bytes "gauge" "millstream_dirty_producer_bytes" "Catalog space that the next checkpoint needs for producers of changed streams.";
     wal_full "gauge" "millstream_storage_full" "1 while appends are refused for lack of disk space.";
     wal_retained_bytes "gauge" "millstream_wal_retained_bytes" "Log bytes not yet covered by a checkpoint.";

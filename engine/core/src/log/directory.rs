@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::io::wanted::{self, Key, Told};
+use crate::limits::PRODUCER_BYTES_PER_CACHED_STREAM;
 use crate::log::catalog::{Catalog, CatalogError};
 use crate::log::damaged::Damaged;
 use crate::log::dirty::Dirty;
@@ -163,7 +164,11 @@ impl Directory {
             return None;
         }
         let stream = Arc::new(stream);
-        let damaged = stream.lock().damaged().len();
+        let damaged = {
+            let mut state = stream.lock();
+            state.count_memory(&self.metrics);
+            state.damaged().len()
+        };
         if damaged > 0 {
             self.damaged.note(stream.id, damaged);
         }
@@ -378,10 +383,12 @@ impl Directory {
         found
     }
 
-    /// Drops clean, unused streams until at most `keep` are in memory.
+    /// Drops clean, unused streams until at most `keep` are in memory; what their producers take counts as streams.
     pub fn evict(&self, keep: usize) {
-        let cached = self.metrics.streams_cached.get() as usize;
-        let mut excess = cached.saturating_sub(keep);
+        let bytes_of = |streams: u64| streams.saturating_mul(PRODUCER_BYTES_PER_CACHED_STREAM);
+        let cached = bytes_of(self.metrics.streams_cached.get());
+        let taken = cached.saturating_add(self.metrics.producer_bytes.get());
+        let mut excess = taken.saturating_sub(bytes_of(keep as u64));
         for slot in &self.by_path {
             if excess == 0 {
                 return;
@@ -393,7 +400,7 @@ impl Directory {
                     return true;
                 }
                 let mut ids = self.id_slot(entry.0.id).lock();
-                let Some(state) = entry.0.try_lock() else {
+                let Some(mut state) = entry.0.try_lock() else {
                     return true;
                 };
                 let idle =
@@ -404,13 +411,13 @@ impl Directory {
                     && !state.has_volatile_bytes()
                     && state.expiry.is_none()
                     && entry.0.watchers() == 0;
-                let changed = state.changed;
-                drop(state);
                 if evictable {
-                    self.evicted_stamp.fetch_max(changed, Ordering::AcqRel);
+                    let producers = state.uncount_memory(&self.metrics);
+                    self.evicted_stamp
+                        .fetch_max(state.changed, Ordering::AcqRel);
                     ids.remove(&entry.0.id);
                     self.metrics.streams_cached.sub(1);
-                    excess -= 1;
+                    excess = excess.saturating_sub(bytes_of(1) + producers);
                 }
                 !evictable
             });

@@ -9,14 +9,12 @@
 use crate::metrics::{Counter, Metrics};
 use crate::model::Extent;
 use crate::stream::handle::Stream;
-use crate::stream::producers::ProducerState;
+use crate::stream::producers::Producers;
 use crate::stream::state::{Life, StreamState};
 
 /// A stream's handle with its state, a path of usual length, and its places in the directory.
 const STREAM_MEMORY_BYTES: u64 = size_of::<Stream>() as u64 + 160;
-/// A producer with an id of usual length.
-const PRODUCER_MEMORY_BYTES: u64 = size_of::<ProducerState>() as u64 + 80;
-/// The same in the catalog.
+/// What a producer takes in the catalog.
 const PRODUCER_ENTRY_BYTES: u64 = 192;
 
 /// What the gauges know of one stream.
@@ -26,6 +24,7 @@ pub struct Counted {
     volatile: u64,
     kept: u64,
     listed: u64,
+    remembered: u64,
 }
 
 impl StreamState {
@@ -41,12 +40,16 @@ impl StreamState {
         if !self.has_volatile_bytes() || self.life == Life::Gone {
             return 0;
         }
-        let known = self.producers.as_ref().map_or(0, |all| all.len());
-        let twice = self.unsettled.as_ref().map_or(0, |all| all.len());
-        let producers = (known + twice) as u64;
+        let twice = self.unsettled.as_ref().map_or(0, |all| all.memory_len());
         STREAM_MEMORY_BYTES
             + self.spilled.len() as u64 * size_of::<Extent>() as u64
-            + producers * PRODUCER_MEMORY_BYTES
+            + self.remembered_producers()
+            + twice
+    }
+
+    fn remembered_producers(&self) -> u64 {
+        let producers = self.producers.as_deref();
+        producers.map_or(0, Producers::memory_len)
     }
 
     /// What the next checkpoint writes into the catalog for the stream's producers.
@@ -61,12 +64,14 @@ impl StreamState {
     pub fn count_memory(&mut self, metrics: &Metrics) {
         let hot = self.hot_memory();
         let listed = self.listed_producers();
+        let remembered = self.remembered_producers();
         let now = if self.is_volatile() {
             Counted {
                 logged: 0,
                 volatile: hot,
                 kept: self.kept_memory(),
                 listed,
+                remembered,
             }
         } else {
             Counted {
@@ -74,13 +79,26 @@ impl StreamState {
                 volatile: 0,
                 kept: 0,
                 listed,
+                remembered,
             }
         };
+        self.count(metrics, now);
+    }
+
+    /// The stream leaves memory. Returns what its producers took.
+    pub fn uncount_memory(&mut self, metrics: &Metrics) -> u64 {
+        let remembered = self.counted.remembered;
+        self.count(metrics, Counted::default());
+        remembered
+    }
+
+    fn count(&mut self, metrics: &Metrics, now: Counted) {
         let before = std::mem::replace(&mut self.counted, now);
         shift(&metrics.hot_bytes, before.logged, now.logged);
         shift(&metrics.ephemeral_bytes, before.volatile, now.volatile);
         shift(&metrics.ephemeral_kept_bytes, before.kept, now.kept);
         shift(&metrics.dirty_producer_bytes, before.listed, now.listed);
+        shift(&metrics.producer_bytes, before.remembered, now.remembered);
     }
 }
 

@@ -67,6 +67,8 @@ pub struct Producers {
     known: HashMap<Box<[u8]>, ProducerState>,
     /// How many of them are committers.
     committers: usize,
+    /// Bytes of all ids.
+    id_bytes: usize,
     /// Entries that were looked at to make room.
     #[cfg(test)]
     looked_at: usize,
@@ -85,6 +87,12 @@ impl Producers {
         self.known.is_empty()
     }
 
+    /// What they take in memory, about: a place in the map, and an id of its own.
+    pub fn memory_len(&self) -> u64 {
+        let entry = size_of::<(Box<[u8]>, ProducerState)>() * 8 / 7 + 1 + 16;
+        (self.known.len() * entry + self.id_bytes) as u64
+    }
+
     pub fn iter(&self) -> Iter<'_, Box<[u8]>, ProducerState> {
         self.known.iter()
     }
@@ -98,7 +106,16 @@ impl Producers {
 
     /// Whoever is forgotten is taken at its word.
     pub fn forget_appenders(&mut self) {
-        self.known.retain(|id, _| is_committer(id));
+        self.retain(|id, _| is_committer(id));
+    }
+
+    fn retain(&mut self, keeps: impl Fn(&[u8], &ProducerState) -> bool) {
+        let id_bytes = &mut self.id_bytes;
+        self.known.retain(|id, state| {
+            let kept = keeps(id, state);
+            *id_bytes -= if kept { 0 } else { id.len() };
+            kept
+        });
     }
 
     /// Remembers what a producer did last; a new one may need room.
@@ -118,6 +135,7 @@ impl Producers {
             self.forget_quietest(committer);
         }
         self.committers += usize::from(committer);
+        self.id_bytes += id.len();
         self.known.insert(id.into(), state);
     }
 
@@ -142,8 +160,7 @@ impl Producers {
         let (_, cut, _) = ages.select_nth_unstable(quarter);
         let (time_ms, last) = (cut.0, Box::<[u8]>::from(cut.1));
         let before = self.known.len();
-        self.known
-            .retain(|id, state| !of_kind(id) || (state.last_time_ms, &**id) > (time_ms, &*last));
+        self.retain(|id, state| !of_kind(id) || (state.last_time_ms, id) > (time_ms, &*last));
         if committers {
             self.committers -= before - self.known.len();
         }
@@ -181,6 +198,8 @@ mod tests {
         assert!(producers.len() <= PRODUCERS_PER_STREAM_MAX);
         assert!(producers.get(format!("p{bound}").as_bytes()).is_some());
         assert!(producers.get(b"p0").is_none());
+        let ids = producers.iter().map(|(id, _)| id.len()).sum::<usize>();
+        assert_eq!(producers.id_bytes, ids);
     }
 
     #[test]

@@ -69,9 +69,10 @@ impl<T> Trail<T> {
 }
 
 impl Unsettled {
-    /// For the bound on memory: how many producers it knows twice.
-    pub fn len(&self) -> usize {
-        self.producers.len()
+    /// What it takes in memory, about.
+    pub fn memory_len(&self) -> u64 {
+        let each = size_of::<(Box<[u8]>, Trail<ProducerState>)>() + size_of::<ProducerState>() + 64;
+        (self.producers.len() * each) as u64
     }
 }
 
