@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use crate::model::{Media, StreamId};
 use crate::serve::budget::Keepers;
-use crate::serve::read::Window;
 use crate::serve::respond;
 use crate::shard::engine::Engine;
+use crate::shard::plan::Window;
 use crate::stream::handle::Stream;
 use crate::stream::offsets::Gap;
 

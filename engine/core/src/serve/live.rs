@@ -19,8 +19,8 @@ use crate::serve::conn::{Conn, Phase};
 use crate::serve::events::{Event, Piece};
 use crate::serve::http::Head;
 use crate::serve::reactor::{Flow, Reactor};
-use crate::serve::read::ReadPlan;
 use crate::serve::respond::{self, Reply};
+use crate::shard::plan::ReadPlan;
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{self, Gap, ReadStart};
 use crate::stream::state::{Life, StreamState};
@@ -158,11 +158,10 @@ impl Reactor {
             position: poll.position,
             gap: poll.gap,
         };
-        let ReadStart { position, gap } = self
-            .engine
-            .skip_damage(&poll.stream, start, None)
-            .map_err(|error| self.engine.read_failed(&poll.stream, error))?;
-        let window = self.window(&poll.stream, position, self.engine.config.read_window_bytes)?;
+        let ReadStart { position, gap } = self.engine.read_start(&poll.stream, start)?;
+        let window =
+            self.engine
+                .window(&poll.stream, position, self.engine.config.read_window_bytes)?;
         let cursor = self.cursor_for(poll.cursor);
         let reply = Reply {
             date: &self.date,
@@ -429,7 +428,9 @@ impl Reactor {
         let event = match said {
             Some(piece) => piece.event,
             None => Event {
-                window: self.window(&sse.stream, sse.position, SSE_WINDOW_BYTES)?,
+                window: self
+                    .engine
+                    .window(&sse.stream, sse.position, SSE_WINDOW_BYTES)?,
                 gap: sse.gap,
                 cursor: sse.cursor.unwrap_or(current),
                 chunked: sse.chunked,
@@ -462,10 +463,7 @@ impl Reactor {
             position: sse.position,
             gap: sse.gap,
         };
-        let start = self
-            .engine
-            .skip_damage(&sse.stream, start, None)
-            .map_err(|error| self.engine.read_failed(&sse.stream, error))?;
+        let start = self.engine.read_start(&sse.stream, start)?;
         (sse.position, sse.gap) = (start.position, start.gap);
         Ok(())
     }

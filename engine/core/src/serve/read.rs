@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
-use crate::model::{Media, Offset};
+use crate::model::Media;
 use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase, Sending};
 use crate::serve::http::{Head, Known};
@@ -12,32 +12,12 @@ use crate::serve::respond::{self, Reply};
 use crate::serve::route::{Live, ReadQuery, read_query};
 use crate::serve::time::format_rfc3339;
 use crate::shard::engine::{Engine, Undone};
+use crate::shard::plan::{ReadFrom, ReadPlan, Window};
 use crate::stream::handle::Stream;
-use crate::stream::offsets::{self, Gap, ReadStart};
-use crate::stream::state::Visible;
+use crate::stream::offsets::Gap;
 
 /// Bodies up to this size are copied behind their head and leave in one call.
 const INLINE_BODY_BYTES: u64 = 64 * 1024;
-
-/// Where and how a read begins.
-pub struct ReadPlan {
-    pub position: u64,
-    pub gap: Option<Gap>,
-    /// The client named an offset that no other life of the path can have given it.
-    pub minted: bool,
-    /// `offset=now`: only what comes.
-    pub now: bool,
-}
-
-/// The part of a stream that one response carries.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Window {
-    pub start: u64,
-    pub end: u64,
-    pub next: Offset,
-    pub up_to_date: bool,
-    pub closed: bool,
-}
 
 impl Reactor {
     pub fn get(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Flow {
@@ -70,7 +50,7 @@ impl Reactor {
         let engine = Arc::clone(&self.engine);
         let flow = engine
             .past_damage(|| {
-                let plan = self.plan_read(&stream, &query)?;
+                let plan = engine.plan_read(&stream, read_from(&query)?)?;
                 let stream = Arc::clone(&stream);
                 match query.live {
                     None => self.catch_up(conn, head, &stream, &plan),
@@ -83,118 +63,6 @@ impl Reactor {
         Ok(flow)
     }
 
-    /// Where the read begins, behind damage if there is some.
-    fn plan_read(&self, stream: &Arc<Stream>, query: &ReadQuery) -> Result<ReadPlan, Refusal> {
-        let (plan, asked) = self.plan_start(stream, query)?;
-        let failed = |error| self.engine.read_failed(stream, error);
-        let start = ReadStart {
-            position: plan.position,
-            gap: plan.gap,
-        };
-        let start = self
-            .engine
-            .skip_damage(stream, start, asked)
-            .map_err(failed)?;
-        let checked = start.gap.is_some() || start.position == stream.lock().visible.tail;
-        if asked.is_some()
-            && !checked
-            && !self
-                .engine
-                .is_boundary(stream, start.position)
-                .map_err(failed)?
-        {
-            self.engine.doubt(stream, start.position).map_err(failed)?;
-            return Err(Refusal::with(
-                ErrorCode::OffsetInvalid,
-                "No append of this stream ends at this offset.",
-            ));
-        }
-        Ok(ReadPlan {
-            position: start.position,
-            gap: start.gap,
-            ..plan
-        })
-    }
-
-    /// Where the read would begin if all bytes were there, and the offset that the client named.
-    fn plan_start(
-        &self,
-        stream: &Arc<Stream>,
-        query: &ReadQuery,
-    ) -> Result<(ReadPlan, Option<Offset>), Refusal> {
-        let failed = |error| self.engine.read_failed(stream, error);
-        let plain = |position| ReadPlan {
-            position,
-            gap: None,
-            minted: false,
-            now: false,
-        };
-        if let Some(count) = query.tail {
-            let position = self.engine.position_of_last(stream, count);
-            return Ok((plain(position.map_err(failed)?), None));
-        }
-        if let Some(time_ms) = query.since_ms {
-            let position = self.engine.position_at_time(stream, time_ms);
-            return Ok((plain(position.map_err(failed)?), None));
-        }
-        let Some(text) = query.offset.as_deref() else {
-            if query.live.is_some() {
-                return Err(Refusal::with(
-                    ErrorCode::OffsetInvalid,
-                    "A live read needs an offset.",
-                ));
-            }
-            return Ok((plain(0), None));
-        };
-        if text == b"-1" {
-            return Ok((plain(0), None));
-        }
-        if text == b"now" {
-            let plan = ReadPlan {
-                now: true,
-                ..plain(stream.lock().visible.tail)
-            };
-            return Ok((plan, None));
-        }
-        let offset = Offset::parse(text).ok_or(ErrorCode::OffsetInvalid)?;
-        let start = offsets::resolve(&stream.lock(), &self.engine.losses, offset)?;
-        let plan = ReadPlan {
-            gap: start.gap,
-            // What a fork inherits has the names of its source: another fork at this path may go on differently.
-            minted: offset.epoch >= stream.id.0,
-            ..plain(start.position)
-        };
-        Ok((plan, (offset != Offset::START).then_some(offset)))
-    }
-
-    /// The window that begins at `position`, with everything about it seen at one moment.
-    pub fn window(
-        &self,
-        stream: &Arc<Stream>,
-        position: u64,
-        window_bytes: u64,
-    ) -> Result<Window, Refusal> {
-        let visible: Visible = stream.lock().visible;
-        let end = self
-            .engine
-            .window_end(stream, position, window_bytes, visible.tail)
-            .map_err(|error| self.engine.read_failed(stream, error))?;
-        let (next, boundary) = if end > position {
-            offsets::offset_behind_bytes(&stream.lock(), &self.engine.losses, end)
-        } else {
-            let next = offsets::offset_after(&stream.lock(), &self.engine.losses, end);
-            (next, false)
-        };
-        let up_to_date = end == visible.tail && !boundary;
-        Ok(Window {
-            start: position,
-            end,
-            next,
-            up_to_date,
-            closed: visible.closed && up_to_date,
-        })
-    }
-
     fn catch_up(
         &mut self,
         conn: &mut Conn,
@@ -202,7 +70,8 @@ impl Reactor {
         stream: &Arc<Stream>,
         plan: &ReadPlan,
     ) -> Result<Flow, Refusal> {
-        let window = self.window(stream, plan.position, self.engine.config.read_window_bytes)?;
+        let window_bytes = self.engine.config.read_window_bytes;
+        let window = self.engine.window(stream, plan.position, window_bytes)?;
         let etag = etag(stream, &window);
         if !plan.now && plan.gap.is_none() && none_match(head, &etag) {
             let reply = self.reply_for(conn, head);
@@ -415,6 +284,24 @@ impl Reactor {
             "Stream-Durability",
             stream.lock().class.name().as_bytes(),
         );
+    }
+}
+
+/// What the query names; `tail` comes before `since`, and both before an offset.
+fn read_from(query: &ReadQuery) -> Result<ReadFrom, Refusal> {
+    if let Some(count) = query.tail {
+        return Ok(ReadFrom::Last(count));
+    }
+    if let Some(time_ms) = query.since_ms {
+        return Ok(ReadFrom::Since(time_ms));
+    }
+    match &query.offset {
+        Some(text) => ReadFrom::parse(text),
+        None if query.live.is_some() => Err(Refusal::with(
+            ErrorCode::OffsetInvalid,
+            "A live read needs an offset.",
+        )),
+        None => Ok(ReadFrom::Start),
     }
 }
 

@@ -10,13 +10,14 @@ use crate::refusal::Refusal;
 use crate::shard::adopt::{CommitRequest, Committed};
 use crate::shard::create::json_refusal;
 use crate::shard::engine::{Engine, Undone};
+use crate::shard::plan::ReadFrom;
 use crate::shard::stage::{StageBuilder, Staged};
 use crate::shard::write::WriteScratch;
 use crate::stream::append::AppendRequest;
 use crate::stream::handle::Stream;
 use crate::stream::json;
 use crate::stream::lifecycle::CreateRequest;
-use crate::stream::offsets::{self, Gap, ReadStart};
+use crate::stream::offsets::Gap;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -228,41 +229,17 @@ impl Engine {
         offset: &str,
         max_bytes: u64,
     ) -> Result<LocalRead, Refusal> {
-        let failed = |error| self.read_failed(stream, error);
-        let from = |position| ReadStart {
-            position,
-            gap: None,
-        };
-        let (start, asked, visible) = {
-            let state = stream.lock();
-            let (start, asked) = match offset {
-                "-1" => (from(0), None),
-                "now" => (from(state.visible.tail), None),
-                text => {
-                    let parsed = Offset::parse(text.as_bytes()).ok_or(ErrorCode::OffsetInvalid)?;
-                    let start = offsets::resolve(&state, &self.losses, parsed)?;
-                    (start, (parsed != Offset::START).then_some(parsed))
-                }
-            };
-            (start, asked, state.visible)
-        };
-        let ReadStart { position, gap } = self.skip_damage(stream, start, asked).map_err(failed)?;
-        if gap.is_none() && !self.is_boundary(stream, position).map_err(failed)? {
-            self.doubt(stream, position).map_err(failed)?;
-            return Err(ErrorCode::OffsetInvalid.into());
-        }
-        let end = self
-            .window_end(stream, position, max_bytes, visible.tail)
-            .map_err(failed)?;
-        let bytes = self.read_range(stream, position, end).map_err(failed)?;
-        let next = offsets::offset_after(&stream.lock(), &self.losses, end);
-        let up_to_date = end == visible.tail;
+        let plan = self.plan_read(stream, ReadFrom::parse(offset.as_bytes())?)?;
+        let window = self.window(stream, plan.position, max_bytes)?;
+        let bytes = self
+            .read_range(stream, window.start, window.end)
+            .map_err(|error| self.read_failed(stream, error))?;
         Ok(LocalRead {
             body: as_body(&stream.content_type, bytes),
-            next,
-            up_to_date,
-            closed: up_to_date && visible.closed,
-            gap,
+            next: window.next,
+            up_to_date: window.up_to_date,
+            closed: window.closed,
+            gap: plan.gap,
         })
     }
 }

@@ -21,6 +21,7 @@ pub mod loads;
 pub mod local;
 pub mod maintain;
 pub mod marks;
+pub mod plan;
 pub mod pull;
 pub mod read;
 pub mod scrub;

@@ -19,6 +19,7 @@ use crate::log::endings::Ending;
 use crate::model::{Class, ContentType, Gate, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
+use crate::shard::plan::ReadFrom;
 use crate::shard::read::Key;
 use crate::stream::handle::Stream;
 use crate::stream::offsets::{self, Gap, ReadStart};
@@ -247,11 +248,7 @@ impl Engine {
         position: u64,
         number: Option<u64>,
     ) -> Result<Found, Refusal> {
-        let start = ReadStart {
-            position,
-            gap: None,
-        };
-        let read = self.known(stream, self.skip_damage(stream, start, None))?;
+        let read = self.read_start(stream, ReadStart::at(position))?;
         if read.gap.is_some() {
             return self.found(stream, read, None, None);
         }
@@ -270,41 +267,17 @@ impl Engine {
     }
 
     fn place_of_offset(&self, stream: &Arc<Stream>, text: &str) -> Result<Found, Refusal> {
-        let tail = stream.lock().visible.tail;
-        let asked = match text {
-            "-1" => Offset::START,
-            "now" => return self.place_at(stream, tail, None),
-            text => Offset::parse(text.as_bytes()).ok_or(ErrorCode::OffsetInvalid)?,
-        };
-        if asked == Offset::START {
-            return self.place_at(stream, 0, None);
+        match ReadFrom::parse(text.as_bytes())? {
+            ReadFrom::At(asked) => {
+                let start = self.resolve_boundary(stream, asked)?;
+                self.found(stream, start, Some(asked), None)
+            }
+            ReadFrom::Now => {
+                let tail = stream.lock().visible.tail;
+                self.place_at(stream, tail, None)
+            }
+            _ => self.place_at(stream, 0, None),
         }
-        let start = self.resolve_boundary(stream, asked)?;
-        self.found(stream, start, Some(asked), None)
-    }
-
-    /// Where a read from an offset begins, past damage; an offset that no append begins or ends at is refused.
-    pub fn resolve_boundary(
-        &self,
-        stream: &Arc<Stream>,
-        asked: Offset,
-    ) -> Result<ReadStart, Refusal> {
-        let (start, tail) = {
-            let state = stream.lock();
-            let start = offsets::resolve(&state, &self.losses, asked)?;
-            (start, state.visible.tail)
-        };
-        let named = (asked != Offset::START).then_some(asked);
-        let start = self.known(stream, self.skip_damage(stream, start, named))?;
-        let checked = start.gap.is_some() || start.position == tail;
-        if !checked && !self.known(stream, self.is_boundary(stream, start.position))? {
-            self.known(stream, self.doubt(stream, start.position))?;
-            return Err(Refusal::with(
-                ErrorCode::OffsetInvalid,
-                "No append of this stream ends at this offset.",
-            ));
-        }
-        Ok(start)
     }
 
     /// Number and time of the append where a read begins. `offset` is its name unless a gap gives it another.

@@ -74,6 +74,15 @@ pub struct ReadStart {
     pub gap: Option<Gap>,
 }
 
+impl ReadStart {
+    pub fn at(position: u64) -> ReadStart {
+        ReadStart {
+            position,
+            gap: None,
+        }
+    }
+}
+
 /// A moment at which streams may have lost their tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
@@ -351,10 +360,7 @@ fn end_after(state: &StreamState, position: u64, counts: impl Fn(u64) -> bool) -
 /// What a client's offset means on this stream.
 pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<ReadStart, Refusal> {
     if offset == Offset::START {
-        return Ok(ReadStart {
-            position: 0,
-            gap: None,
-        });
+        return Ok(ReadStart::at(0));
     }
     let tail_epoch = losses.tail_epoch(state);
     let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
@@ -371,14 +377,8 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
     match next {
         // Still the tail's epoch: nothing was lost behind it.
         None if offset.position > end => Err(beyond_tail(state, losses, offset)),
-        None => Ok(ReadStart {
-            position: offset.position,
-            gap: None,
-        }),
-        Some(_) if offset.position < end => Ok(ReadStart {
-            position: offset.position,
-            gap: None,
-        }),
+        None => Ok(ReadStart::at(offset.position)),
+        Some(_) if offset.position < end => Ok(ReadStart::at(offset.position)),
         Some(epoch) if is_seam(state, epoch) && offset.position == end => {
             let same = Offset {
                 epoch,
