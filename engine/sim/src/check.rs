@@ -321,6 +321,7 @@ pub fn walk(engine: &Engine, world: &World, sleeps: u64) -> Checked {
         let path = model.path;
         let mut offset = "-1".to_owned();
         let mut body = Vec::new();
+        let mut epoch = 0;
         for _ in 0..1000 {
             let read = engine
                 .local_read(path, &offset, 64 * 1024)
@@ -335,7 +336,16 @@ pub fn walk(engine: &Engine, world: &World, sleeps: u64) -> Checked {
                 body.push(b',');
             }
             let here = read.next.to_string();
+            // The epochs up to the stream's own are those of its forefathers: no loss begins them.
+            let lossy = read.next.epoch > model.id.max(epoch);
+            if lossy && offset != "-1" && read.gap.is_none() {
+                return Err(format!(
+                    "{path}: {offset} to {here} passes a possible loss in silence"
+                ));
+            }
+            epoch = read.next.epoch;
             if read.up_to_date {
+                differ("tail of a reader", path, read.next.epoch, model.epoch)?;
                 differ("closed at the end", path, read.closed, model.closed)?;
                 break;
             }

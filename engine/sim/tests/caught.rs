@@ -166,6 +166,11 @@ fn forks_in_the_epoch_of_their_source_are_caught() {
 }
 
 #[test]
+fn a_read_that_passes_a_loss_without_a_word_is_caught() {
+    assert_caught("skip a gap", sabotaged(Sabotage::PlanSkipsGap), 100);
+}
+
+#[test]
 fn a_replay_that_takes_a_frame_for_something_else_is_caught() {
     assert_caught("replay differs", sabotaged(Sabotage::ReplayDiffers), 100);
 }

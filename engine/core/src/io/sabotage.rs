@@ -29,6 +29,8 @@ pub enum Sabotage {
     ShareEpochs,
     /// Replay takes something else from a frame than the live request did.
     ReplayDiffers,
+    /// A window that ends before a possible loss stands behind it.
+    PlanSkipsGap,
 }
 
 #[cfg(feature = "sabotage")]

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
+use crate::io::sabotage::{self, Sabotage};
 use crate::model::Offset;
 use crate::refusal::Refusal;
 use crate::shard::engine::Engine;
@@ -132,7 +133,7 @@ impl Engine {
         let end = self
             .window_end(stream, position, window_bytes, visible.tail)
             .map_err(|error| self.read_failed(stream, error))?;
-        let (next, boundary) = if end > position {
+        let (next, boundary) = if end > position && !sabotage::is(Sabotage::PlanSkipsGap) {
             offsets::offset_behind_bytes(&stream.lock(), &self.losses, end)
         } else {
             let next = offsets::offset_after(&stream.lock(), &self.losses, end);
