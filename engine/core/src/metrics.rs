@@ -100,6 +100,7 @@ metrics! {
     control_crowded "counter" "millstream_control_crowded_total" "Requests refused because too many of their kind were waiting.";
     subscription_links "gauge" "millstream_subscription_links" "Streams that subscriptions follow, counted once for each subscription.";
     subscription_offsets "gauge" "millstream_subscription_offsets" "Those of them that take memory of their own: the subscription has not acknowledged everything.";
+    webhooks_waiting "gauge" "millstream_webhooks_waiting" "Webhook requests that wait for their turn.";
     webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver accepted.";
     webhook_failures "counter" "millstream_webhook_failures_total" "Webhook requests that were not delivered, or not allowed; each is retried.";
 }

@@ -133,6 +133,7 @@ impl Engine {
             "control_crowded" => &metrics.control_crowded,
             "subscription_links" => &metrics.subscription_links,
             "subscription_offsets" => &metrics.subscription_offsets,
+            "webhooks_waiting" => &metrics.webhooks_waiting,
             "webhooks" => &metrics.webhooks,
             "webhook_failures" => &metrics.webhook_failures,
             _ => return Err(PyValueError::new_err(format!("{name:?} is not counted"))),

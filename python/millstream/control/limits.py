@@ -48,7 +48,12 @@ WAKE_STREAMS_MAX: Final = 1000
 RETRY_FIRST_MS: Final = 1_000
 RETRY_MAX_MS: Final = 60_000
 RETRY_JITTER: Final = 0.2
-DELIVERIES_MAX: Final = 128
+# First attempts, and retries, that have a turn at once; how long a turn is, and how many of each kind may go on after it.
+DELIVERIES_MAX: Final = 256
+RETRIES_MAX: Final = 64
+TURN_S: Final = 1.0
+ASIDE_MAX: Final = 128
+DELIVERIES_PER_TARGET_MAX: Final = 32
 DELIVERY_TIMEOUT_MS_MAX: Final = 30_000
 CONNECT_TIMEOUT_S: Final = 5.0
 RESOLVE_TIMEOUT_S: Final = 3.0

@@ -39,6 +39,7 @@ from millstream.control.subscriptions.model import (
     Refused,
     StreamView,
     Subscription,
+    Wake,
 )
 from millstream.control.subscriptions.sender import Sender
 from millstream.control.subscriptions.writer import WriteFailed, Writer
@@ -270,22 +271,28 @@ class SubscriptionManager:
                     self._alarms.arm(id, due_ms)
 
     async def _send(self, id: str, wake_id: str) -> None:  # noqa: A002
-        async with self._sender.slot(wake_id) as free:
-            machine = self._machine
-            subscription = machine.state.subscriptions.get(id)
-            wake = subscription.wake if subscription is not None else None
-            if not free or subscription is None or wake is None or wake.wake_id != wake_id:
-                return
-            if wake.phase != "sending":
+        found = self._to_send(id, wake_id)
+        if found is None:
+            return
+        async with self._sender.slot(*found) as turn:
+            found = self._to_send(id, wake_id)  # again: a turn may have been long in coming
+            if turn is None or found is None:
                 return
             try:
-                done = await self._sender.send(subscription, wake, machine.views(subscription))
+                done = await self._sender.send(turn, *found, self._machine.views(found[0]))
             except DeliveryFailed as error:
                 reason = str(error)
                 log.warning("subscription %s, wake %s: %s", id, wake_id, reason)
                 await self._quietly(lambda m: m.send_failed(id, wake_id, reason, now_ms()))
             else:
                 await self._quietly(lambda m: m.sent(id, wake_id, done, now_ms()))
+
+    def _to_send(self, id: str, wake_id: str) -> tuple[Subscription, Wake] | None:  # noqa: A002
+        subscription = self._machine.state.subscriptions.get(id)
+        wake = subscription.wake if subscription is not None else None
+        if subscription is None or wake is None or wake.wake_id != wake_id:
+            return None
+        return (subscription, wake) if wake.phase == "sending" else None
 
     async def _tick(self, id: str) -> None:  # noqa: A002
         await self._quietly(lambda machine: machine.tick(id, now_ms()))

@@ -1,7 +1,7 @@
 """Sending a wake: a signed webhook request, or a record on the wake stream.
 
-Sits below `manager`. Invariants: at most `DELIVERIES_MAX` sends run at once, and never two for one wake; what
-is sent was read from synced state; a failure of any kind is a `DeliveryFailed`, which the caller turns into a retry.
+Sits below `manager`. Invariants: webhooks run in `turns`, and never two sends for one wake; what is sent was read
+from synced state; a failure of any kind is a `DeliveryFailed`, which the caller turns into a retry.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 import ssl
 from functools import cached_property
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from millstream._engine import EngineError
-from millstream.control.limits import DELIVERIES_MAX, DELIVERY_TIMEOUT_MS_MAX
+from millstream.control.limits import DELIVERY_TIMEOUT_MS_MAX
 from millstream.control.subscriptions import address, delivery
 from millstream.control.subscriptions.address import AddressRefused
 from millstream.control.subscriptions.delivery import DeliveryFailed
+from millstream.control.subscriptions.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -44,27 +45,30 @@ class Sender:
         self._keys = keys
         self._now_ms = now_ms
         self._allowed = allowed
-        self._slots = asyncio.Semaphore(DELIVERIES_MAX)
+        self._turns = Turns(lambda change: engine.count("webhooks_waiting", change))
         self._in_flight: set[str] = set()
 
     @contextlib.asynccontextmanager
-    async def slot(self, wake_id: str) -> AsyncIterator[bool]:
-        """A turn to send; False if this wake is already being sent."""
+    async def slot(self, subscription: Subscription, wake: Wake) -> AsyncIterator[Turn | None]:
+        """The only send of this wake; None if another one is under way. A webhook waits for its turn first."""
+        url, wake_id = subscription.config.webhook_url, wake.wake_id
         if wake_id in self._in_flight:
-            yield False
+            yield None
             return
         self._in_flight.add(wake_id)
         try:
-            async with self._slots:
-                yield True
+            async with self._turns.turn(url and urlsplit(url).netloc.lower(), wake.attempt) as turn:
+                yield turn
         finally:
             self._in_flight.discard(wake_id)
 
-    async def send(self, subscription: Subscription, wake: Wake, views: list[StreamView]) -> bool:
+    async def send(
+        self, turn: Turn, subscription: Subscription, wake: Wake, views: list[StreamView]
+    ) -> bool:
         """Sends one wake; whether the receiver is done with it already."""
         if subscription.config.type == "webhook":
             try:
-                done = await self._post(subscription, wake, views)
+                done = await turn.post(self._post(subscription, wake, views))
             except DeliveryFailed:
                 self._engine.count("webhook_failures", 1)
                 raise
