@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
+from support.classes import set_class
 from support.http import Api, producer
 from support.server import Server
 
@@ -176,6 +178,42 @@ def test_stream_seq_is_remembered(api: Api, path: str, restart: Callable[[], Non
     assert (refused.status, refused.code) == (409, "sequence_conflict")
     assert api.post(path, b"c", headers={"Stream-Seq": "0006"}).status == 204
     assert api.get(path).body == b"ac"
+
+
+@pytest.mark.parametrize("lost", [{}, {"Stream-Seq": "0007"}], ids=["without", "with its own"])
+def test_stream_seq_lasts_as_long_as_the_record_that_it_came_with(
+    api: Api, path: str, restart: Callable[[], None], lost: dict[str, str]
+) -> None:
+    api.put(path)
+    assert api.post(path, b"a", headers={"Stream-Seq": "0005"}).status == 204
+    set_class(api, path, "ephemeral")
+    assert api.post(path, b"b", headers=lost).status == 204
+    restart()
+    refused = api.post(path, b"c", headers={"Stream-Seq": "0005"})
+    assert (refused.status, refused.code) == (409, "sequence_conflict")
+    # What was lost may be sent again.
+    assert api.post(path, b"d", headers={"Stream-Seq": "0007"}).status == 204
+    again = api.post(path, b"e", headers={"Stream-Seq": "0006"})
+    assert (again.status, again.code) == (409, "sequence_conflict")
+    set_class(api, path, "fsync")
+    restart()
+    kept = api.post(path, b"f", headers={"Stream-Seq": "0007"})
+    assert (kept.status, kept.code) == (409, "sequence_conflict")
+
+
+def test_a_ttl_is_given_its_slack_once(
+    server: Server, api: Api, path: str, restart: Callable[[], None]
+) -> None:
+    """Renewals are logged once a second here, so a second is added to what an earlier process knew: whether it is
+    replayed or written to the catalog again, without an access in between, and however often."""
+    accessed = time.monotonic()
+    api.put(path, headers={"Stream-TTL": "4"})
+    server.stop()
+    server.restart()
+    set_class(api, path, "disk")
+    restart()
+    time.sleep(max(0.0, accessed + 5.5 - time.monotonic()))
+    assert api.head(path).status == 404
 
 
 def test_ttl_and_expiry_are_kept(api: Api, path: str, restart: Callable[[], None]) -> None:

@@ -212,7 +212,6 @@ impl Directory {
             .and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
         if let Some(stream) = &decoded {
             stream.set_catalogued();
-            stream.lock().give_expiry_slack();
         }
         decoded
             .filter(|stream| &*stream.path == path && stream.lock().is_covered())
@@ -290,21 +289,6 @@ impl Directory {
     /// Puts streams that are still marked dirty back into the list.
     pub fn requeue(&self, streams: &[Arc<Stream>]) {
         self.dirty.requeue(streams);
-    }
-
-    /// After replay: renewals are logged only now and then, so what was not logged is given back.
-    pub fn give_expiry_slack(&self) {
-        for slot in &self.by_path {
-            let streams: Vec<Arc<Stream>> = slot
-                .lock()
-                .iter()
-                .filter(|entry| entry.0.expires)
-                .map(|entry| Arc::clone(&entry.0))
-                .collect();
-            streams
-                .iter()
-                .for_each(|stream| stream.lock().give_expiry_slack());
-        }
     }
 
     /// What a checkpoint shall write; [`Directory::dirty_written`] follows.

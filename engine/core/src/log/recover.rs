@@ -92,7 +92,6 @@ pub fn recover(
     let mut replay = Replay::new(streams, losses, highest_epoch, last_boot);
     scan.run(&mut replay, progress)?;
     replay.finish()?;
-    directory.give_expiry_slack();
     let mut used_up = std::mem::take(&mut replay.used_up);
     used_up.extend(known_used_up);
     let failed = has_failed_mark(disk)?;

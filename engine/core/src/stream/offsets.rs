@@ -128,10 +128,14 @@ impl Losses {
         for newest in &mut self.newest[..=loss.reach as usize] {
             *newest = (*newest).max(loss.epoch);
         }
-        if self.events.len() >= LOSSES_MAX {
-            self.events.remove(0);
-        }
         self.events.push(loss);
+        // Those that a class was last hit by stay: they are few.
+        let stays = |loss: &Loss| self.newest[loss.reach as usize] == loss.epoch;
+        if self.events.len() > LOSSES_MAX
+            && let Some(oldest) = self.events.iter().position(|loss| !stays(loss))
+        {
+            self.events.remove(oldest);
+        }
     }
 
     pub fn events(&self) -> &[Loss] {

@@ -11,6 +11,28 @@ fn memory_stream() -> StreamState {
 }
 
 #[test]
+fn the_newest_loss_of_each_class_is_never_forgotten() {
+    let mut losses = Losses::default();
+    for (reach, count) in [
+        (Class::Fsync, 1),
+        (Class::Disk, 2),
+        (Class::Ephemeral, LOSSES_MAX),
+    ] {
+        for _ in 0..count {
+            losses.add(Loss {
+                epoch: losses.newest[0] + 1,
+                reach,
+                reason: GapReason::Crash,
+            });
+        }
+    }
+    assert_eq!(losses.events().len(), LOSSES_MAX);
+    assert_eq!(losses.newest[Class::Fsync as usize], 1);
+    assert_eq!(losses.newest[Class::Memory as usize], 3);
+    assert!(Losses::decode(&losses.encode()) == Some(losses));
+}
+
+#[test]
 fn a_crash_turns_a_lost_position_into_a_gap_and_never_reuses_it() {
     let state = memory_stream();
     let mut losses = Losses::default();

@@ -68,10 +68,11 @@ pub struct Expiry {
 
 impl Expiry {
     /// A moment of the calendar is one of the wall clock. A sliding TTL is a duration: while the process runs
-    /// it is measured by the steady clock, which agreed with the wall clock when the process began.
+    /// it is measured by the steady clock, which agreed with the wall clock when the process began. Renewals are logged
+    /// only now and then, so who knows of none himself adds what may not have been logged.
     pub fn expired(&self, now_ms: u64, steady_ms: u64) -> bool {
         let accessed_ms = match self.steady_access_ms {
-            0 => self.last_access_ms,
+            0 => self.last_access_ms.saturating_add(self.touch_interval_ms()),
             steady => steady,
         };
         let idle = self
@@ -80,10 +81,10 @@ impl Expiry {
         idle || self.expires_at_ms.is_some_and(|at| now_ms >= at)
     }
 
-    /// How often a renewal is worth a frame; recovery adds the same slack.
+    /// How often a renewal is worth a frame.
     pub fn touch_interval_ms(&self) -> u64 {
         self.ttl_seconds
-            .map_or(u64::MAX, |ttl| (ttl * 100).max(1000))
+            .map_or(u64::MAX, |ttl| ttl.saturating_mul(100).max(1000))
     }
 }
 
@@ -354,16 +355,6 @@ impl StreamState {
     /// Whether extents cover everything: true of every state that a checkpoint wrote.
     pub fn is_covered(&self) -> bool {
         self.cold_end() == self.tail
-    }
-
-    /// Gives back what a renewal may have lost because it was not logged.
-    pub fn give_expiry_slack(&mut self) {
-        let expiry = self.logged.expiry.as_mut();
-        if let Some(expiry) = expiry.filter(|expiry| expiry.ttl_seconds.is_some()) {
-            expiry.last_access_ms = expiry
-                .last_access_ms
-                .saturating_add(expiry.touch_interval_ms());
-        }
     }
 
     pub fn expired(&self, now_ms: u64, steady_ms: u64) -> bool {
