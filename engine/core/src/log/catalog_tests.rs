@@ -303,6 +303,16 @@ fn flipped_bits_are_errors_and_not_panics() {
         });
         if let Err(error) = outcome {
             assert!(matches!(error, CatalogError::Corrupt(_)), "{error}");
+            let text = error.to_string();
+            for internal in [
+                "internal error",
+                "index out of",
+                "assertion",
+                "range end",
+                "unwrap",
+            ] {
+                assert!(!text.contains(internal), "the store's own words: {text}");
+            }
             corrupt += 1;
         }
     }

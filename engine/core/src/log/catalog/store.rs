@@ -141,13 +141,10 @@ pub(super) fn contained<T>(
     let outer = CONTAINED.replace(true);
     let done = catch_unwind(AssertUnwindSafe(work));
     CONTAINED.set(outer);
-    done.unwrap_or_else(|panic| {
-        let detail = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("unreadable page");
-        Err(CatalogError::Corrupt(detail.to_owned()))
+    // What the store says of it is about its own code.
+    done.unwrap_or_else(|_| {
+        let detail = format!("a page of {CATALOG_FILE} is not what was written");
+        Err(CatalogError::Corrupt(detail))
     })
 }
 
