@@ -146,23 +146,23 @@ impl Losses {
         self.events.iter().rev().find(|loss| loss.epoch == epoch)
     }
 
-    /// Why an epoch began.
-    fn reason(&self, epoch: u64) -> GapReason {
-        self.find(epoch)
-            .map_or(GapReason::Crash, |loss| loss.reason)
+    /// Why there is a gap between two epochs. A restore is told even if losses of weak classes followed it.
+    fn reason(&self, from: u64, to: u64) -> GapReason {
+        let restores = |loss: &Loss| loss.reason == GapReason::Restore;
+        let mut between = self.events.iter().filter(|loss| loss.epoch > from);
+        if between.any(|loss| loss.epoch <= to && restores(loss)) {
+            return GapReason::Restore;
+        }
+        self.find(to).map_or(GapReason::Crash, |loss| loss.reason)
     }
 
-    /// Whether an epoch began on the server that was backed up, behind what the backup knows: with a restore that time
-    /// was lost. `known` is the newest epoch that a stream has from before.
-    fn lost_with_a_restore(&self, epoch: u64, known: impl Fn(u64) -> u64) -> bool {
+    /// The restore that an epoch was lost with, if it may have been: it was of the server that was backed up. Also one that
+    /// the backup knows, of another stream: the path may have been made again as a fork of that.
+    fn restored_behind(&self, epoch: u64) -> Option<u64> {
         let range = |epoch| epoch / EPOCHS_PER_DIRECTORY;
-        let restore = |loss: &Loss| loss.epoch > epoch && loss.reason == GapReason::Restore;
-        let Some(at) = self.events.iter().position(restore) else {
-            return false;
-        };
-        let restored = self.events[at].epoch;
-        let before = at.checked_sub(1).map_or(0, |last| self.events[last].epoch);
-        range(epoch) + 1 == range(restored) && epoch > before && epoch > known(restored)
+        let restore = |loss: &&Loss| loss.epoch > epoch && loss.reason == GapReason::Restore;
+        let restored = self.events.iter().find(restore)?.epoch;
+        (range(epoch) + 1 == range(restored)).then_some(restored)
     }
 
     /// Epoch that the next byte of the stream belongs to. What happened before it had its class does not count,
@@ -297,7 +297,7 @@ pub fn gap_at(state: &StreamState, losses: &Losses, position: u64) -> Option<Gap
     Some(Gap {
         from,
         to,
-        reason: losses.reason(to.epoch),
+        reason: losses.reason(from.epoch, to.epoch),
         certain: false,
     })
 }
@@ -409,7 +409,7 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
                 gap: Some(Gap {
                     from: offset,
                     to,
-                    reason: losses.reason(next_epoch),
+                    reason: losses.reason(offset.epoch, next_epoch),
                     certain,
                 }),
             })
@@ -463,7 +463,7 @@ fn resolve_lost(
     let gap = Gap {
         from: offset,
         to,
-        reason: losses.reason(to.epoch),
+        reason: losses.reason(offset.epoch, to.epoch),
         certain: offset.position > to.position,
     };
     (offset.position >= to.position).then_some(ReadStart {
@@ -479,15 +479,10 @@ fn resolve_restored(
     tail_epoch: u64,
     offset: Offset,
 ) -> Option<ReadStart> {
-    let newest_before = |restored| {
-        let later = state.later_epochs.iter().map(|(epoch, _)| *epoch);
-        let before = later.filter(|epoch| *epoch < restored);
-        before.fold(state.id.0, u64::max)
-    };
-    if !losses.lost_with_a_restore(offset.epoch, newest_before) {
-        return None;
-    }
-    let to = next_epoch_of(state, tail_epoch, offset.epoch);
+    // An older epoch is of another life of the path.
+    let behind = losses.restored_behind(offset.epoch);
+    let restored = behind.filter(|_| offset.epoch > state.id.0)?;
+    let to = next_epoch_of(state, tail_epoch, restored - 1);
     Some(ReadStart {
         position: to.position,
         gap: Some(Gap {

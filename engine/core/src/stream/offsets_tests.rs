@@ -3,6 +3,8 @@
 use super::*;
 use crate::model::StreamId;
 
+const RANGE: u64 = EPOCHS_PER_DIRECTORY;
+
 fn memory_stream() -> StreamState {
     let mut state = StreamState::new(StreamId(100), Class::Memory, 0);
     state.push_bytes(b"0123456789", 1);
@@ -300,7 +302,6 @@ fn a_fork_of_an_older_directory_goes_on_as_it_was() {
 
 #[test]
 fn an_epoch_of_the_time_that_a_restore_lost_is_a_gap() {
-    const RANGE: u64 = EPOCHS_PER_DIRECTORY;
     let mut losses = Losses::default();
     for (epoch, reach, reason) in [
         (50, Class::Ephemeral, GapReason::Crash),
@@ -331,8 +332,14 @@ fn an_epoch_of_the_time_that_a_restore_lost_is_a_gap() {
             assert_eq!((gap.reason, gap.certain), (GapReason::Restore, certain));
         }
         assert!(resolve(state, &losses, at(151, 3)).is_ok());
-        // Known before the backup, of no range that there was, or of one that nobody has begun.
-        for epoch in [101, 149, RANGE, RANGE + 4, RANGE + 10, 2 * RANGE + 1] {
+        // The path may have been made again as a fork of a stream that the backup knows: that has an older epoch.
+        for epoch in [101, 149] {
+            let lost = resolve(state, &losses, at(epoch, 3)).expect("a gap");
+            let gap = lost.gap.expect("a gap");
+            assert_eq!((gap.reason, gap.to), (GapReason::Restore, behind));
+        }
+        // Of no range that there was, or of one that nobody has begun.
+        for epoch in [RANGE, RANGE + 4, RANGE + 10, 2 * RANGE + 1] {
             let refusal = resolve(state, &losses, at(epoch, 10)).expect_err("made up");
             assert_eq!(refusal.code, ErrorCode::OffsetInvalid, "{epoch}");
         }
@@ -344,5 +351,33 @@ fn an_epoch_of_the_time_that_a_restore_lost_is_a_gap() {
         other_life
             .gap
             .is_some_and(|gap| gap.reason == GapReason::Recreated)
+    );
+}
+
+#[test]
+fn a_restore_is_told_also_where_a_later_start_has_begun_another_epoch() {
+    let mut losses = Losses::default();
+    for (epoch, reach, reason) in [
+        (RANGE + 5, Class::Object, GapReason::Restore),
+        (RANGE + 6, Class::Ephemeral, GapReason::Crash),
+        (RANGE + 7, Class::Ephemeral, GapReason::Crash),
+    ] {
+        losses.add(Loss {
+            epoch,
+            reach,
+            reason,
+        });
+    }
+    let mut state = StreamState::new(StreamId(100), Class::Ephemeral, 0);
+    state.publish_applied();
+    let reason = |epoch| {
+        let start = resolve(&state, &losses, Offset { epoch, position: 4 });
+        start.expect("a gap").gap.expect("a gap").reason
+    };
+    assert_eq!(reason(100), GapReason::Restore);
+    assert_eq!(reason(RANGE + 5), GapReason::Crash);
+    assert_eq!(
+        gap_at(&state, &losses, 0).map(|gap| gap.reason),
+        Some(GapReason::Restore)
     );
 }
