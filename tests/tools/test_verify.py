@@ -283,6 +283,51 @@ def test_damage_outside_the_log_stays_with_its_stream(filled: Filled, name: str)
     filled.check_all_but(stream)
 
 
+def file_with(root: Path, text: bytes) -> tuple[Path, int]:
+    """Where a stream's bytes are, outside of the log."""
+    for path in [*root.glob("packs/*.pack"), *root.glob("segments/*/*.seg")]:
+        if (at := path.read_bytes().find(text)) >= 0:
+            return path, at
+    raise AssertionError(f"no file has {text!r}")
+
+
+def test_a_server_starts_without_the_subscriptions_that_were_damaged(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server()
+    api = Api(server)
+    root = "/v1/stream/__ds/subscriptions/"
+
+    def subscribe(name: str) -> int:
+        config = {"type": "webhook", "pattern": "a/*", "webhook": {"url": "https://example.com/"}}
+        headers = {"Content-Type": "application/json", "Host": f"127.0.0.1:{server.port}"}
+        return api.call("PUT", root + name, headers, json.dumps(config).encode()).status
+
+    for name in ("before", "in-the-damage", "behind"):
+        assert subscribe(name) == 201
+    keys = api.call("GET", "/v1/stream/__ds/jwks.json").json()
+    server.stop()  # writes a checkpoint
+    flip(*file_with(server.data_dir, b"in-the-damage"))
+    done = run("--data-dir", str(server.data_dir), "--repair")
+    assert done.returncode == 0, done
+    assert "not recovered: stream __ds/state/subscriptions/" in done.stdout
+
+    server.restart()
+    assert [api.call("GET", root + name).status for name in ("before", "behind")] == [200, 200]
+    assert api.call("GET", root + "in-the-damage").status == 404
+    server.wait_for_log("subscriptions: stream __ds/state/subscriptions/")
+    assert subscribe("in-the-damage") == 201  # is written, and with it a history without the gap
+    server.stop()
+    assert run("--data-dir", str(server.data_dir)).returncode == 0
+
+    flip(*file_with(server.data_dir, b'"signing_seed"'))
+    assert run("--data-dir", str(server.data_dir), "--repair").returncode == 0
+    server.restart()
+    server.wait_for_log("subscriptions: stream __ds/state/keys lacks")
+    assert api.call("GET", "/v1/stream/__ds/jwks.json").json() != keys
+    assert api.call("GET", root + "behind").status == 200
+
+
 def test_a_missing_pack_hurts_whoever_was_in_it(filled: Filled) -> None:
     filled.pack().unlink()
     code, found = report(filled.root)

@@ -200,6 +200,11 @@ impl Engine {
             .map_err(|refusal| from_refusal(py, &refusal))
     }
 
+    fn damaged(&self, py: Python<'_>, path: &str) -> PyResult<bool> {
+        let result = py.detach(|| self.server.engine.local_damaged(path));
+        result.map_err(|refusal| from_refusal(py, &refusal))
+    }
+
     /// Changes a stream's class; returns when the change is durable.
     fn set_durability(&self, py: Python<'_>, path: &str, durability: &str) -> PyResult<String> {
         let class = Class::parse(durability)

@@ -150,6 +150,31 @@ def test_reserved_streams_are_synced_and_not_listed(engine: Engine) -> None:
     assert {entry["durability"] for entry in entries} == {"fsync"}
 
 
+def test_what_holds_of_a_history_with_a_gap() -> None:
+    """Whole subscriptions behind the gap; of earlier ones nothing that rests on what may be lost."""
+
+    def created(name: str) -> e.Event:
+        return e.Created(name, "u", {}, "http://x", 1)
+
+    def linked(name: str) -> e.Event:
+        return e.Linked(name, (("s", "1", True),))
+
+    def rebased(name: str) -> e.Event:
+        return e.Rebased(name, "http://y")
+
+    before = [created("a"), rebased("a"), created("b"), created("again")]
+    behind = [linked("a"), rebased("a"), rebased("lost"), linked("lost"), e.Deleted("lost")]
+    behind += [e.Deleted("b"), linked("b"), created("again"), created("new"), rebased("new")]
+    kept = [linked("a"), e.Deleted("b"), e.Deleted("again"), created("again")]
+    kept += [created("new"), rebased("new")]
+    assert list(module._without_gaps([before, behind])) == before + kept
+    assert list(module._without_gaps([before, [], [rebased("a"), linked("a")]])) == [
+        *before,
+        linked("a"),
+    ]
+    assert list(module._without_gaps([behind])) == behind, "without a gap nothing is judged"
+
+
 @pytest.mark.parametrize(
     "record",
     [b'{"v":2,"more":false,"events":[]}', b'{"v":1,"more":false,"events":[{"kind":"?"}]}', b"7"],

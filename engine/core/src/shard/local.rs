@@ -204,6 +204,15 @@ impl Engine {
         }
     }
 
+    /// Whether bytes of a stream are lost for good: not only in files that are not there now.
+    pub fn local_damaged(&self, path: &str) -> Result<bool, Refusal> {
+        self.until_done(|| {
+            let stream = self.local_stream(path)?;
+            let state = stream.lock();
+            Ok((state.damaged.is_some(), self.control_gate(&state)))
+        })
+    }
+
     /// Reads up to `max_bytes` from an offset (`-1`, `now` or a given one).
     pub fn local_read(
         &self,

@@ -6,12 +6,14 @@ Streams: `__ds/state/keys` has one record; `__ds/state/subscriptions/{number:016
 starts the stream with the next number with the shortest history of the present state, then deletes the old one.
 Record: `{"v": 1, "more": false, "events": [...]}`. Records with `more` are parts of one transaction, whose
 last part has `more` false. Invariants: a transaction is seen whole or not at all; the stream with the
-highest number that holds its whole opening transaction is the truth, every other one is a leftover.
+highest number that holds its whole opening transaction is the truth, every other one is a leftover. Bytes that are
+damaged for good are told in the log, and what still holds without them is kept; a file that is missing ends the start.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.control.limits import (
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 KEYS_PATH: Final = "__ds/state/keys"
 HISTORY_PREFIX: Final = "__ds/state/subscriptions/"
 _VERSION: Final = 1
+_GAP: Final = object()  # in the place of records that are lost
+
+log = logging.getLogger(__name__)
 
 
 class JournalDamaged(Exception):  # noqa: N818
@@ -43,6 +48,7 @@ class StateStreams(Protocol):
         self, path: str, offset: str = ..., max_bytes: int = ...
     ) -> tuple[bytes, str, bool, bool, tuple[str, str, str, bool] | None]: ...
     def tail(self, path: str) -> str | None: ...
+    def damaged(self, path: str) -> bool: ...
     def delete(self, path: str) -> bool: ...
     def list(self, prefix: str = ..., after: str = ..., limit: int = ...) -> list[Any]: ...
 
@@ -58,6 +64,9 @@ class Journal:
         """The server's keys, made and kept at the first start."""
         self._engine.create(KEYS_PATH, "application/json", "fsync")
         records = list(self._records(KEYS_PATH))
+        if _GAP in records:
+            self._engine.delete(KEYS_PATH)
+            return self.load_keys()
         if not records:
             keys = Keys.generate()
             self._engine.append(KEYS_PATH, _dump(keys.to_record()))
@@ -72,7 +81,7 @@ class Journal:
         numbers = self._numbers()
         events: list[e.Event] | None = None
         for number in reversed(numbers):
-            events = self._load_one(number)
+            events = self._load_one(number, is_oldest=number == numbers[0])
             if events is not None:
                 self._number = number
                 break
@@ -117,14 +126,22 @@ class Journal:
             after = page[-1]["path"]
         return sorted(numbers)
 
-    def _load_one(self, number: int) -> list[e.Event] | None:
-        """The events of one stream, or None if its opening transaction is not whole."""
-        events: list[e.Event] = []
+    def _load_one(self, number: int, *, is_oldest: bool) -> list[e.Event] | None:
+        """The events of one stream, or None if its opening transaction is not whole. The oldest stream is no rewrite
+        that broke off: if parts of its opening are lost, the others count."""
+        histories: list[list[e.Event]] = [[]]  # with a gap between any two
         open_parts: list[e.Event] = []
         opened = False
         opening = 0
         self._bytes = 0
         for record in self._records(_path(number)):
+            if record is _GAP:
+                if not opened and is_oldest:
+                    histories[-1] += open_parts
+                    opened = True
+                open_parts = []
+                histories.append([])
+                continue
             try:
                 if record["v"] != _VERSION:
                     raise ValueError(f"version {record['v']}")
@@ -133,15 +150,16 @@ class Journal:
                     continue
             except (KeyError, TypeError, ValueError) as error:
                 raise JournalDamaged(f"stream {_path(number)}: {error}") from error
-            events += open_parts
+            histories[-1] += open_parts
             open_parts = []
             if not opened:
                 opened = True
-                opening = len(events)
+                opening = len(histories[-1])
+        events = list(_without_gaps(histories))
         # What the opening took is not measured, but its share of the events is known.
         self._snapshot_bytes = self._bytes * opening // max(len(events), 1)
-        if open_parts and opened:
-            # A crash cut the last transaction. Closing it would join it to the next one: start afresh.
+        if (open_parts or len(histories) > 1) and opened:
+            # A crash cut the last transaction. Closing it would join it to the next one: start afresh. So does a gap.
             self._bytes = max(self._bytes, JOURNAL_REWRITE_BYTES_MIN + 1)
             self._snapshot_bytes = 0
         return events if opened else None
@@ -151,7 +169,11 @@ class Journal:
         while True:
             body, offset, up_to_date, _, gap = self._engine.read(path, offset)
             if gap is not None and gap[3]:
-                raise JournalDamaged(f"stream {path} lacks {gap[0]} to {gap[1]} ({gap[2]})")
+                lack = f"stream {path} lacks {gap[0]} to {gap[1]} ({gap[2]})"
+                if not self._engine.damaged(path):
+                    raise JournalDamaged(lack)
+                log.error("subscriptions: %s: what was kept there is lost", lack)
+                yield _GAP
             self._bytes += len(body)
             try:
                 yield from json.loads(body)
@@ -161,6 +183,33 @@ class Journal:
                 ) from error
             if up_to_date:
                 return
+
+
+def _without_gaps(parts: list[list[e.Event]]) -> Iterator[e.Event]:
+    """What still holds of a history of which something is lost between the parts: a subscription from before a gap is
+    as it was there, but for new links and its end; one made behind the gap is whole."""
+    yield from parts[0]
+    alive: set[str] = set()
+    _follow(alive, parts[0])
+    for part in parts[1:]:
+        whole: set[str] = set()
+        for event in part:
+            if isinstance(event, e.Created) and event.id in alive:
+                yield e.Deleted(event.id)
+            known = alive if isinstance(event, e.Linked | e.Deleted) else whole
+            if isinstance(event, e.Created) or event.id in known:
+                yield event
+            _follow(whole, [event])
+            _follow(alive, [event])
+
+
+def _follow(ids: set[str], events: list[e.Event]) -> None:
+    """Which subscriptions there are behind these events."""
+    for event in events:
+        if isinstance(event, e.Created):
+            ids.add(event.id)
+        elif isinstance(event, e.Deleted):
+            ids.discard(event.id)
 
 
 def _path(number: int) -> str:
