@@ -412,6 +412,25 @@ def test_the_stream_seq_after_a_restart_is_that_of_the_last_kept_record(
     assert api.read_all(path) == b"kept,again,"
 
 
+def test_a_close_whose_bytes_are_lost_is_no_duplicate(
+    api: Api, path: str, restart: Callable[[], None]
+) -> None:
+    closing = {**producer("p", 2, 0), "Stream-Closed": "true"}
+    for end in ("bytes", "alone", "kept"):
+        stream, body = f"{path}/{end}", b"" if end == "alone" else b"end"
+        api.put(stream, headers=as_class("ephemeral"))
+        for _ in range(2):
+            assert api.post(stream, body, headers=closing).status in (200, 204)
+    # A fork makes what it inherits durable, and with it who sent it.
+    assert api.put(f"{path}/fork", b"", None, fork_as(f"{path}/kept", "fsync")).status == 201
+    restart()
+    again = api.post(f"{path}/bytes", b"end", headers=closing)
+    assert (again.status, again.code) == (409, "stream_closed")
+    assert api.post(f"{path}/alone", b"", headers=closing).status == 204
+    assert api.post(f"{path}/kept", b"end", headers=closing).status == 204
+    assert [api.read_all(f"{path}/{end}") for end in ("bytes", "kept")] == [b"", b"end"]
+
+
 # --- changes of class, and forks --------------------------------------------------------------
 
 

@@ -260,6 +260,11 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
             continue;
         };
         let state = stream.lock();
+        let closing = |model: &StreamModel| {
+            let newest = model.pieces.last().and_then(|piece| piece.tag);
+            newest.is_some() && newest == model.closed_by
+        };
+        let closed_with_bytes = closing(model);
         if let Some(count) = model.pieces_up_to(state.tail)
             && count >= lasting
         {
@@ -268,6 +273,9 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
                 .pieces
                 .iter_mut()
                 .for_each(|piece| piece.volatile = false);
+        }
+        if closed_with_bytes && !closing(model) {
+            model.closed_by = None;
         }
         // They go with the bytes: whatever is kept of those is never stored again.
         model.stream_seq = state.stream_seq.as_deref().map(<[u8]>::to_vec);

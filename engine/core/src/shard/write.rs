@@ -128,9 +128,7 @@ impl Engine {
         let gate = if state.is_volatile() && !request.close {
             self.apply_volatile(stream, state, change)?
         } else {
-            scratch.extra.clear();
-            extra.encode(&mut scratch.extra);
-            self.stage_frame(stream, state, change, &append, &scratch.extra)?
+            self.stage_frame(stream, state, change, &append, &mut scratch.extra)?
         };
         state.note_access(self.steady_ms());
         self.metrics.appends.add(1);
@@ -146,14 +144,14 @@ impl Engine {
     }
 
     /// Stages the append's frame and applies it. An `ephemeral` stream gets here only to be closed: its frame
-    /// has no bytes, which stay in memory alone.
+    /// has no bytes, which stay in memory alone, and does not say who sent them.
     fn stage_frame(
         &self,
         stream: &Arc<Stream>,
         state: &mut StreamState,
         mut change: Change<'_>,
         append: &Append<'_>,
-        extra: &[u8],
+        extra: &mut Vec<u8>,
     ) -> Result<Gate, Undone> {
         let volatile = state.is_volatile();
         let (position, payload, records): (u64, &[u8], u32) = if volatile {
@@ -161,8 +159,14 @@ impl Engine {
         } else {
             (state.tail, append.payload, append.records)
         };
+        let mut told = append.extra;
+        if volatile && !append.payload.is_empty() {
+            told.producer = None;
+        }
+        extra.clear();
+        told.encode(extra);
         let frame = Frame {
-            flags: append.extra.flags() | if append.close { FLAG_CLOSE } else { 0 },
+            flags: told.flags() | if append.close { FLAG_CLOSE } else { 0 },
             records,
             position,
             epoch: change.epoch,

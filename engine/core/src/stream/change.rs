@@ -216,6 +216,9 @@ impl StreamState {
             self.logged.stream_seq = Some(seq.into());
         }
         if append.close {
+            if !append.payload.is_empty() {
+                self.close_with_bytes();
+            }
             self.logged.closed = true;
             self.logged.control_sequence = change.sequence;
             self.logged.closed_by = append.extra.producer.map(|tag| {

@@ -76,7 +76,7 @@ pub fn encode(path: &str, content_type: &ContentType, state: &StreamState, out: 
 
 fn flags(state: &StreamState) -> u8 {
     (if state.closed { CLOSED } else { 0 })
-        | (if state.closed_by.is_some() {
+        | (if state.lasting_closed_by().is_some() {
             CLOSED_BY
         } else {
             0
@@ -120,7 +120,7 @@ fn lasting_damage(state: &StreamState) -> Vec<damage::Range> {
 }
 
 fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
-    if let Some(by) = &state.closed_by {
+    if let Some(by) = state.lasting_closed_by() {
         put_u64(out, by.epoch);
         put_u64(out, by.seq);
         put_short(out, &by.id);

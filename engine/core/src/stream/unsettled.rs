@@ -11,12 +11,14 @@ use std::collections::HashMap;
 
 use crate::codec::is_committer;
 use crate::stream::producers::{ProducerState, Producers};
-use crate::stream::state::{Keep, StreamState};
+use crate::stream::state::{ClosedBy, Keep, StreamState};
 
 #[derive(Debug, Default)]
 pub struct Unsettled {
     producers: HashMap<Box<[u8]>, Trail<ProducerState>>,
     stream_seq: Trail<Box<[u8]>>,
+    /// Who closed the stream did so with the bytes up to the tail.
+    closed_with_bytes: bool,
 }
 
 /// The places where the stream may end after a restart.
@@ -120,6 +122,21 @@ impl StreamState {
             let unsettled = self.unsettled.get_or_insert_default();
             unsettled.stream_seq.replace(known, tail, ends);
         }
+    }
+
+    /// Call when a producer closes the stream with bytes.
+    pub(super) fn close_with_bytes(&mut self) {
+        if self.is_volatile() {
+            self.unsettled.get_or_insert_default().closed_with_bytes = true;
+        }
+    }
+
+    /// Whose repetition of the close a restart shall know: not of one that lost its bytes.
+    pub fn lasting_closed_by(&self) -> Option<&ClosedBy> {
+        let unsettled = self.unsettled.as_ref();
+        let lost = unsettled.is_some_and(|unsettled| unsettled.closed_with_bytes)
+            && self.lasting_tail().0 < self.tail;
+        self.closed_by.as_deref().filter(|_| !lost)
     }
 
     /// What a restart shall know of the producers.
