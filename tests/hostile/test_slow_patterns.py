@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from support.http import Api, request_bytes
+import pytest
+
+from support.http import Api, Connection, request_bytes
 from support.pipeline import Pipeline
 from support.server import Server
 
@@ -14,16 +19,39 @@ MIB = 1 << 20
 TEXT = {"Content-Type": "text/plain"}
 # The automaton of this one grows with every letter that it sees: milliseconds for each name.
 SLOW = "(a?b?){700}[ab]*a[ab]{700}c"
+NAMES = [format(number, "012b").translate({48: "a", 49: "b"}) * 80 for number in range(2000)]
+SLOW_COUNT = 20
+POLITE_S = 4.0  # for a wait of one second; one slow question after the other takes twenty
+
+
+def question(**asked: Any) -> bytes:
+    return request_bytes("POST", "/v1/tails", None, json.dumps(asked).encode())
+
+
+def for_all_names(api: Api, method: str, body: bytes = b"") -> None:
+    with api.connect() as connection:
+        connection.send(b"".join(request_bytes(method, Api.target(n), TEXT, body) for n in NAMES))
+        for _ in NAMES:
+            assert connection.read_response().status in (201, 204)
 
 
 def with_long_names(start_server: Callable[..., Server]) -> Api:
     api = Api(start_server(), deadline_s=60.0)
-    names = [format(number, "012b").translate({48: "a", 49: "b"}) * 80 for number in range(2000)]
-    with api.connect() as connection:
-        connection.send(b"".join(request_bytes("PUT", Api.target(n), TEXT) for n in names))
-        for _ in names:
-            assert connection.read_response().status == 201
+    for_all_names(api, "PUT")
     return api
+
+
+@contextlib.contextmanager
+def slow_ones_wait(api: Api) -> Iterator[tuple[str, list[Connection]]]:
+    """Questions whose slow patterns have met no name yet: the cursor is new. The cursor, and who waits."""
+    cursor = Pipeline(api).tails(streams=[])["cursor"]
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(api.connect()) for _ in range(SLOW_COUNT)]
+        for number, connection in enumerate(waiting):
+            pattern = f"{SLOW}{number}"
+            connection.send(question(pattern=pattern, cursor=cursor, wait_ms=60_000))
+        api.wait_for_metric("millstream_pipeline_waiting", SLOW_COUNT)
+        yield cursor, waiting
 
 
 def test_a_pattern_that_takes_too_long_is_refused(start_server: Callable[..., Server]) -> None:
@@ -43,15 +71,15 @@ def test_large_writes_and_a_stop_do_not_wait_for_slow_questions(
     api = with_long_names(start_server)
     assert api.put("kept", headers={"Stream-Durability": "memory"}).status == 201
     tail = api.post("kept", b"x" * MIB).offset
-    question = request_bytes("POST", "/v1/tails", None, json.dumps({"pattern": SLOW}).encode())
-    connections = [api.connect() for _ in range(20)]
+    connections = [api.connect() for _ in range(SLOW_COUNT)]
     for connection in connections:
-        connection.send(question)
+        connection.send(question(pattern=SLOW))
+    api.wait_for_metric("millstream_pipeline_waiting", SLOW_COUNT)
     with ThreadPoolExecutor(1) as pool:
         append = pool.submit(api.post, "kept", b"y" * MIB)
         assert append.result(60).status == 204
-    # Some of the twenty still wait for their turn of a second.
-    assert api.metric("millstream_pipeline_queue") > 0
+    # Some of the twenty are still being compared.
+    assert api.metric("millstream_pipeline_waiting") > 0
     for connection in connections:
         connection.close()
     server = api.server
@@ -59,3 +87,63 @@ def test_large_writes_and_a_stop_do_not_wait_for_slow_questions(
     server.restart()
     answer = api.get("kept", offset=tail)
     assert (answer.get("stream-gap"), len(answer.body)) == (None, MIB), "the stop was clean"
+
+
+@pytest.mark.parametrize("asked", [{"pattern": "none/.*"}, {"streams": ["none"]}])
+def test_a_wait_ends_in_time_beside_slow_questions(
+    start_server: Callable[..., Server], asked: dict[str, Any]
+) -> None:
+    api = with_long_names(start_server)
+    with slow_ones_wait(api) as (cursor, _), api.connect() as polite:
+        polite.send(question(**asked, cursor=cursor, wait_ms=1000))
+        api.wait_for_metric("millstream_pipeline_waiting", SLOW_COUNT + 1)
+        began = time.monotonic()
+        for_all_names(api, "POST", b"x")
+        answer = polite.read_response()
+        assert (answer.status, answer.json()["streams"]) == (200, [])
+        assert time.monotonic() - began < POLITE_S
+        # And again, now that the slow ones are known to be slow.
+        began = time.monotonic()
+        polite.send(question(**asked, cursor=cursor, wait_ms=1000))
+        assert polite.read_response().status == 200
+        assert 0.9 < time.monotonic() - began < POLITE_S
+
+
+def test_news_is_told_in_time_beside_slow_questions(start_server: Callable[..., Server]) -> None:
+    api = with_long_names(start_server)
+    with slow_ones_wait(api) as (cursor, _), api.connect() as polite:
+        polite.send(question(streams=["late"], cursor=cursor, wait_ms=60_000))
+        api.wait_for_metric("millstream_pipeline_waiting", SLOW_COUNT + 1)
+        for_all_names(api, "POST", b"x")
+        began = time.monotonic()
+        assert api.put("late").status == 201
+        answer = polite.read_response()
+        assert [stream["name"] for stream in answer.json()["streams"]] == ["late"]
+        assert time.monotonic() - began < POLITE_S
+
+
+def test_questions_and_reads_do_not_wait_for_slow_questions(
+    start_server: Callable[..., Server],
+) -> None:
+    api = with_long_names(start_server)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(api.connect()) for _ in range(SLOW_COUNT)]
+        for number, connection in enumerate(slow):
+            connection.send(question(pattern=f"{SLOW}{number}"))
+        api.wait_for_metric("millstream_pipeline_waiting", SLOW_COUNT)
+        began = time.monotonic()
+        answer = Pipeline(api).post("/v1/tails", {"pattern": "[ab]*a"})
+        assert (answer.status, len(answer.json()["streams"])) == (200, 1000)
+        assert time.monotonic() - began < POLITE_S
+
+
+def test_a_stop_answers_slow_questions_that_wait(start_server: Callable[..., Server]) -> None:
+    api = with_long_names(start_server)
+    server = api.server
+    assert isinstance(server, Server)
+    with slow_ones_wait(api) as (_, waiting):
+        for_all_names(api, "POST", b"x")
+        assert server.stop() < POLITE_S
+        codes = {connection.read_response().status for connection in waiting}
+        # Told that there is no news, that it takes too long, or that the server stops.
+        assert codes <= {200, 400, 503}

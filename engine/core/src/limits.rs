@@ -125,8 +125,13 @@ pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
 pub const PIPELINE_QUEUE_MAX: usize = 256;
 /// Threads for large writes, which never wait behind questions and reads of the pipeline.
 pub const WRITE_WORKERS: usize = 2;
-/// How long one look may compare names with a pattern.
+/// How long names are compared for one question: at first, how many times longer after each turn that did not do,
+/// and at most.
+pub const PATTERN_TURN: Duration = Duration::from_millis(5);
+pub const PATTERN_TURN_GROWTH: u32 = 8;
 pub const PATTERN_SEARCH_MAX: Duration = Duration::from_secs(1);
+/// How long a question may wait for a turn that does.
+pub const PATTERN_PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of finished pipeline answers that clients have not taken yet; above this new ones are refused.
 pub const PIPELINE_ANSWERS_MAX_BYTES: u64 = 512 * 1024 * 1024;
 /// The same for answers that are small: those who take large ones slowly must not shut everybody out.

@@ -100,10 +100,12 @@ pub fn write(
     number: u32,
     head: StageHead,
     sections: &[StageSection<'_>],
+    go_on: &dyn Fn() -> io::Result<()>,
 ) -> io::Result<StageRecord> {
     let path = pack::path(number);
     let file = disk.open(&path, OpenMode::CreateNew)?;
-    let written = write_file(&*file, number, head, sections).and_then(|record| {
+    let written = write_file(&*file, number, head, sections, go_on).and_then(|record| {
+        go_on()?;
         if !sabotage::is(Sabotage::StageUnsynced) {
             file.sync_all()?;
             disk.sync_dir(PACKS_DIRECTORY)?;
@@ -122,11 +124,13 @@ fn write_file(
     number: u32,
     head: StageHead,
     sections: &[StageSection<'_>],
+    go_on: &dyn Fn() -> io::Result<()>,
 ) -> io::Result<StageRecord> {
     let mut buffer = pack::file_header(number);
     let mut position = 0;
     let mut streams = Vec::with_capacity(sections.len());
     for staged in sections {
+        go_on()?;
         let section = whole_section(staged)?;
         section.encode(number, &mut buffer);
         write_all_at(file, &buffer, position)?;
@@ -148,7 +152,7 @@ fn write_file(
         position += section.len;
         let rest = pack::padded(section.len) - section.len
             + u64::from(section.index_count) * INDEX_ENTRY_BYTES as u64;
-        write_zeros(file, rest, position)?;
+        write_zeros(file, rest, position, go_on)?;
         position += rest;
         buffer.clear();
     }
@@ -193,10 +197,16 @@ fn whole_section(staged: &StageSection<'_>) -> io::Result<Section> {
     }
 }
 
-fn write_zeros(file: &dyn DiskFile, len: u64, position: u64) -> io::Result<()> {
+fn write_zeros(
+    file: &dyn DiskFile,
+    len: u64,
+    position: u64,
+    go_on: &dyn Fn() -> io::Result<()>,
+) -> io::Result<()> {
     let zeros = vec![0; ZERO_PIECE_BYTES.min(len as usize)];
     let mut done = 0;
     while done < len {
+        go_on()?;
         let piece = (len - done).min(zeros.len() as u64) as usize;
         write_all_at(file, &zeros[..piece], position + done)?;
         done += piece as u64;

@@ -49,7 +49,9 @@ fn a_stage_is_found_again_and_its_sections_read_back() {
             index: &second,
         },
     ];
-    let record = store.write_stage(head(), &sections).expect("writes");
+    let record = store
+        .write_stage(head(), &sections, &|| Ok(()))
+        .expect("writes");
     assert!(record.file_bytes <= file_bytes(&head(), &sections));
     let file = disk
         .open(&pack::path(record.pack), OpenMode::Read)
@@ -92,7 +94,7 @@ fn a_cut_or_damaged_file_is_no_stage_and_not_an_error() {
         bytes: &[7; 100],
         index: &index,
     }];
-    let record = write(&*disk_with_packs(&disk), 3, head(), &sections).expect("writes");
+    let record = write(&*disk_with_packs(&disk), 3, head(), &sections, &|| Ok(())).expect("writes");
     let file = disk
         .open(&pack::path(3), OpenMode::ReadWrite)
         .expect("opens");
@@ -124,7 +126,7 @@ fn disk_with_packs(disk: &std::sync::Arc<dyn Disk>) -> std::sync::Arc<dyn Disk> 
 fn an_empty_stage_has_a_record_too() {
     let directory = TestDirectory::new();
     let disk = disk_with_packs(&directory.disk());
-    let record = write(&*disk, 0, head(), &[]).expect("writes");
+    let record = write(&*disk, 0, head(), &[], &|| Ok(())).expect("writes");
     assert_eq!(read(&*disk, 0).expect("reads"), Some(record));
 }
 
@@ -132,10 +134,45 @@ fn an_empty_stage_has_a_record_too() {
 fn a_stage_that_was_copied_is_not_offered_again() {
     let directory = TestDirectory::new();
     let store = ColdStore::new(directory.disk(), 16).expect("opens");
-    let record = store.write_stage(head(), &[]).expect("writes");
+    let record = store.write_stage(head(), &[], &|| Ok(())).expect("writes");
     let again = ColdStore::new(directory.disk(), 16).expect("opens again");
     let found = again.find_stages(&[], &[record.used_up()]).expect("looks");
     assert!(found.is_empty());
     let left = directory.disk().list(PACKS_DIRECTORY).expect("lists");
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_stage_that_is_given_up_at_any_moment_leaves_no_file() {
+    let directory = TestDirectory::new();
+    let disk = directory.disk();
+    let store = ColdStore::new(disk.clone(), 16).expect("opens");
+    let index = entries(&[5, 6]);
+    let section = |stream| StageSection {
+        stream: StreamId(stream),
+        name: "a",
+        bytes: b"hello world",
+        index: &index,
+    };
+    let sections = [section(9), section(11)];
+    let files = || disk.list(PACKS_DIRECTORY).expect("listed").len();
+    let before = files();
+    for moments in 0usize.. {
+        let left = std::cell::Cell::new(moments);
+        let go_on = || {
+            let next = left.get().checked_sub(1);
+            left.set(next.ok_or_else(|| io::Error::other("enough"))?);
+            Ok(())
+        };
+        match store.write_stage(head(), &sections, &go_on) {
+            Err(error) => assert_eq!((error.to_string(), files()), ("enough".into(), before)),
+            Ok(_) => {
+                assert!(
+                    moments > sections.len(),
+                    "each section, and before the sync"
+                );
+                break;
+            }
+        }
+    }
 }

@@ -2,8 +2,9 @@
 //!
 //! Each buffer has a bound of its own; this one is for their sum, because clients that read nothing come by the
 //! thousand. `connections` counts what a connection buffers whenever it is put back, `live` the pieces of events that
-//! are kept, `proxy` what arrives from the control plane. While there is room nothing is different. Without it nobody is refused, and nobody waits for others:
-//! answers are sent one by one, and what a socket does not take is forgotten and read again when it does.
+//! are kept, `proxy` what arrives from the control plane. While there is room nothing is different. Without it nobody waits for others, and
+//! only large answers of the control plane are refused, which exist once: answers are sent one by one, and what a socket does
+//! not take is forgotten and read again when it does.
 //!
 //! Invariants
 //! - `I-HELD-1` What is held is at most `client_bytes_max`, a little for each connection (`CONNECTION_FREE_BYTES`), and

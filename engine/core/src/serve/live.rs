@@ -509,3 +509,7 @@ impl Reactor {
         quiet.min(sse.ends_ms.max(self.now_ms + 1))
     }
 }
+
+#[cfg(test)]
+#[path = "live_tests.rs"]
+mod tests;

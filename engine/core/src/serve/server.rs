@@ -17,6 +17,7 @@ use crate::limits::{LOAD_THREADS, OPEN_FILES_MAX};
 use crate::log::lock::DirectoryLock;
 use crate::serve::listener::Listener;
 use crate::serve::pipeline::pool::Pipeline;
+use crate::serve::pipeline::waits::Pace;
 use crate::serve::reactor::Reactor;
 use crate::shard::engine::Engine;
 
@@ -106,10 +107,12 @@ impl Server {
             let worker = spawn(&format!("pipe-{number}"), move || working.work(lane))?;
             threads.workers.push(worker);
         }
-        let watching = Arc::clone(&pipeline);
-        threads
-            .workers
-            .push(spawn("tails", move || watching.watch())?);
+        for (name, pace) in [("tails", Pace::Quick), ("tails-slow", Pace::Slow)] {
+            let watching = Arc::clone(&pipeline);
+            threads
+                .workers
+                .push(spawn(name, move || watching.watch(pace))?);
+        }
         threads.pipeline = Some(Arc::clone(&pipeline));
         for number in 0..LOAD_THREADS {
             let loading = Arc::clone(&self.engine);

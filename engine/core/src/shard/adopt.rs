@@ -300,9 +300,7 @@ impl Engine {
 
     fn load(&self, share: &mut Share, with_bytes: bool) -> io::Result<()> {
         for (section, index) in &mut share.sections {
-            if self.stopping.load(Ordering::Acquire) {
-                return Err(io::Error::other("the server is stopping"));
-            }
+            self.check_running()?;
             *index = self.cold.relative_index(section)?;
         }
         if !with_bytes {
@@ -311,6 +309,7 @@ impl Engine {
         let mut bytes = vec![0; share.len as usize];
         let mut at = 0;
         for (section, index) in &share.sections {
+            self.check_running()?;
             let piece = &mut bytes[at..at + section.len as usize];
             self.cold.read_staged(section, 0, piece)?;
             crate::log::index::check_bytes(0, 0, piece, index)

@@ -11,6 +11,7 @@ use crate::io::Doors;
 use crate::io::tests::TestDirectory;
 use crate::limits::ADOPT_MIN_BYTES;
 use crate::model::Class;
+use crate::shard::stage::StageBuilder;
 use crate::stream::offsets::GapReason;
 
 fn config() -> Config {
@@ -459,5 +460,45 @@ fn the_budget_is_kept_and_expiry_gives_it_back() {
         stage(engine, "c", &big);
         engine.checkpoint().expect("checkpoint");
         assert_eq!(packs(&directory).len(), 1, "a waiting stage is not garbage");
+    });
+}
+
+#[test]
+fn a_stop_ends_stages_and_commits_and_leaves_nothing_of_them() {
+    let directory = TestDirectory::new();
+    let mut model = Model::default();
+    with_engine(&directory, |engine| {
+        create_all(engine, &mut model);
+        // Few bytes are copied, many are read in place.
+        let small = stage(engine, "small", &rows(&["bytes"], 10, 10));
+        let large = stage(engine, "large", &rows(&["bytes"], 1_000, 1_000));
+        let before = packs(&directory).len();
+        let shuts_down = |code: ErrorCode| assert_eq!(code, ErrorCode::ShuttingDown);
+        let mut builder = StageBuilder::new(engine);
+        let target = builder.target("bytes").ok().expect("there");
+        builder.push(target, b"x").ok().expect("taken");
+        engine.stopping.store(true, Ordering::Release);
+        match builder.push(target, b"y") {
+            Err(Undone::Refused { refusal, .. }) => shuts_down(refusal.code),
+            _ => panic!("a row was taken"),
+        }
+        match builder.finish("late", 0, 1) {
+            Err(Undone::Refused { refusal, .. }) => shuts_down(refusal.code),
+            _ => panic!("a stage was written"),
+        }
+        for staged in [&small, &large] {
+            let refused = commit(engine, "spark:1", 1, &[staged]).err();
+            shuts_down(refused.expect("refused").code);
+        }
+        assert_eq!(packs(&directory).len(), before);
+        model.check(engine);
+    });
+    with_engine(&directory, |engine| {
+        assert_eq!(
+            engine.stages.waiting().0,
+            2,
+            "what was staged waits for the next start"
+        );
+        model.check(engine);
     });
 }

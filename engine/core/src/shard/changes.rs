@@ -25,7 +25,8 @@ pub struct Changes {
     removed: Mutex<Removed>,
     /// Whether somebody waits: else ringing is one load.
     awaited: AtomicBool,
-    rung: Mutex<bool>,
+    /// How often the bell was rung.
+    rings: Mutex<u64>,
     bell: Condvar,
 }
 
@@ -45,7 +46,7 @@ impl Changes {
             stamp: AtomicU64::new(1),
             removed: Mutex::default(),
             awaited: AtomicBool::new(false),
-            rung: Mutex::new(false),
+            rings: Mutex::new(0),
             bell: Condvar::new(),
         }
     }
@@ -104,26 +105,22 @@ impl Changes {
     }
 
     pub fn ring_now(&self) {
-        *self.rung.lock() = true;
+        *self.rings.lock() += 1;
         self.bell.notify_all();
     }
 
-    /// Waits for a ring, or until `deadline`.
-    pub fn wait(&self, deadline: Option<Instant>) {
-        let mut rung = self.rung.lock();
-        while !*rung {
-            let timed_out = match deadline {
-                Some(at) => self.bell.wait_until(&mut rung, at).timed_out(),
-                None => {
-                    self.bell.wait(&mut rung);
-                    false
-                }
-            };
-            if timed_out {
-                break;
+    /// Waits for a ring behind those that were heard, or until `deadline`. Returns whether there was one.
+    pub fn wait(&self, heard: &mut u64, deadline: Option<Instant>) -> bool {
+        let mut rings = self.rings.lock();
+        while *rings == *heard {
+            match deadline {
+                Some(at) if self.bell.wait_until(&mut rings, at).timed_out() => return false,
+                Some(_) => {}
+                None => self.bell.wait(&mut rings),
             }
         }
-        *rung = false;
+        *heard = *rings;
+        true
     }
 }
 

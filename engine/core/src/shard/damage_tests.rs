@@ -13,6 +13,7 @@ use crate::model::IndexEntry;
 use crate::shard::damage::Condition;
 use crate::shard::engine::Engine;
 use crate::shard::local::LocalRead;
+use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 use crate::stream::offsets::GapReason;
 
 /// Runs `work` with an engine whose commit thread is running.
@@ -329,6 +330,43 @@ fn an_offset_that_a_damaged_index_hides_leads_to_a_gap_and_not_to_a_refusal() {
         assert!(bytes == all_but(22..APPENDS, &[]));
         let made_up = format!("{}{:016}", &offset[..17], edge(30) + 1);
         assert!(engine.local_read("large", &made_up, 1 << 20).is_err());
+    });
+}
+
+#[test]
+fn a_fork_begins_at_a_boundary_also_where_its_sources_index_is_damaged() {
+    let directory = TestDirectory::new();
+    prepare(&directory);
+    let offset = with_engine(&directory, |engine| {
+        let source = engine.local_read("large", "-1", edge(20)).expect("read");
+        let request = CreateRequest {
+            fork: Some(ForkRequest {
+                source_path: "large",
+                offset: Some(source.next),
+                sub_offset: 0,
+            }),
+            ..CreateRequest::default()
+        };
+        let created = engine.create("fork", &request, b"", engine.now_ms());
+        assert!(created.is_ok(), "created");
+        let offset = engine.local_tail("fork").expect("looked at");
+        engine.local_append("fork", b"own").expect("appended");
+        engine.write_clean_mark(std::time::Duration::from_secs(5));
+        offset.expect("there").to_string()
+    });
+    rewrite_entry(&file_with(directory.path(), "idx"), 19, |entry| {
+        entry.end -= 16;
+    });
+    with_engine(&directory, |engine| {
+        let fork = engine.find("fork").ok().flatten().expect("there");
+        assert!(engine.is_boundary(&fork, edge(20)).expect("looked at"));
+        let (bytes, gaps) = seen(&[engine.local_read("fork", &offset, 1 << 20).expect("read")]);
+        assert_eq!((&bytes[..], &gaps[..]), (&b"own"[..], &[][..]));
+        assert_eq!(
+            engine.metrics.damaged_ranges.get(),
+            0,
+            "nobody has looked at the source"
+        );
     });
 }
 

@@ -129,6 +129,14 @@ impl Engine {
         }
     }
 
+    /// Fails once the server stops: for long work that can be given up.
+    pub fn check_running(&self) -> io::Result<()> {
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(io::Error::other("the server is stopping"));
+        }
+        Ok(())
+    }
+
     pub fn now_ms(&self) -> u64 {
         self.doors.clock.wall_ms()
     }

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::codec::adopt::UsedUp;
 use crate::error::ErrorCode;
@@ -101,6 +102,9 @@ impl<'e> StageBuilder<'e> {
 
     /// Adds one record. Rows are counted from 0 over the whole stage.
     pub fn push(&mut self, target: usize, value: &[u8]) -> Result<(), Undone> {
+        if self.engine.stopping.load(Ordering::Acquire) {
+            return Err(Undone::refused(ErrorCode::ShuttingDown));
+        }
         let row = self.rows;
         self.rows += 1;
         let append_max_bytes = self.engine.config.append_max_bytes;
@@ -217,9 +221,10 @@ impl Engine {
                 return Err(refuse(ErrorCode::StageFull, detail));
             }
         }
-        let written = self
-            .check_stage_space(reserved)
-            .and_then(|()| self.cold.write_stage(head, sections));
+        let written = self.check_stage_space(reserved).and_then(|()| {
+            self.cold
+                .write_stage(head, sections, &|| self.check_running())
+        });
         let record = written.as_ref().ok().cloned().map(Arc::new);
         self.stages.finish(&id, reserved, record.clone());
         self.count_stages();
@@ -227,6 +232,9 @@ impl Engine {
             (Ok(_), Some(record)) => Ok(Staged { record, new: true }),
             (Err(error), _) if error.kind() == io::ErrorKind::StorageFull => {
                 Err(Undone::refused(ErrorCode::StorageFull))
+            }
+            (Err(_), _) if self.stopping.load(Ordering::Acquire) => {
+                Err(Undone::refused(ErrorCode::ShuttingDown))
             }
             (Err(error), _) => {
                 report!("a stage could not be written: {error}");

@@ -157,20 +157,34 @@ impl Engine {
     pub fn all_tails(
         &self,
         prefix: &str,
-        matches: &dyn Fn(&str) -> bool,
+        matches: &dyn Fn(&str) -> Result<bool, Undone>,
     ) -> Result<Vec<Tail>, Undone> {
         let cached = self.directory.cached_below(prefix);
         let known: HashSet<&str> = cached.iter().map(|stream| &*stream.path).collect();
         let mut streams = Vec::new();
+        for stream in &cached {
+            if !stream.is_reserved() && matches(&stream.path)? {
+                streams.push(Arc::clone(stream));
+            }
+        }
         let mut count = 0;
+        let mut undone = Ok(());
         self.directory
             .catalog()
             .scan(prefix.as_bytes(), b"", usize::MAX, &mut |path, value| {
                 let Ok(path) = std::str::from_utf8(path) else {
                     return true;
                 };
-                if known.contains(path) || is_reserved(path) || !matches(path) {
+                if known.contains(path) || is_reserved(path) {
                     return true;
+                }
+                match matches(path) {
+                    Ok(true) => {}
+                    Ok(false) => return true,
+                    Err(error) => {
+                        undone = Err(error);
+                        return false;
+                    }
                 }
                 let decoded = snapshot::unseal(value)
                     .and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
@@ -178,11 +192,9 @@ impl Engine {
                 count += 1;
                 count <= TAILS_STREAMS_MAX
             })?;
-        let matching = cached
-            .iter()
-            .filter(|stream| !stream.is_reserved() && matches(&stream.path));
+        undone?;
         let mut tails = Vec::new();
-        for stream in matching.chain(&streams) {
+        for stream in &streams {
             tails.extend(self.settled_tail(stream)?);
             if tails.len() > TAILS_STREAMS_MAX {
                 return Err(Undone::refused(Refusal::with(

@@ -46,10 +46,11 @@ impl ColdStore {
         &self,
         head: StageHead,
         sections: &[StageSection<'_>],
+        go_on: &dyn Fn() -> io::Result<()>,
     ) -> io::Result<StageRecord> {
         let number = self.take_pack_number()?;
         self.kept.lock().waiting.insert(number);
-        let written = stage::write(&*self.disk, number, head, sections);
+        let written = stage::write(&*self.disk, number, head, sections, go_on);
         if written.is_err() {
             self.kept.lock().waiting.remove(&number);
         }

@@ -3,10 +3,11 @@
 //! A pattern may wait for a minute with a question, so that only its program stays in memory, and counts: what a
 //! search needs beside it belongs to who searches and goes with the search. Matching is by a lazy automaton; where
 //! that gives up (word boundaries next to letters that are not ASCII), by a slower machine over the same program.
-//! There are patterns for which either takes milliseconds per name: a search ends when it has taken too long.
+//! There are patterns for which either takes milliseconds per name: a search ends when its turn does.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,10 @@ use regex_automata::{Anchored, Input};
 use regex_syntax::hir::literal::Extractor;
 
 use crate::error::ErrorCode;
-use crate::limits::{
-    PATTERN_MAX_BYTES, PATTERN_PROGRAM_MAX_BYTES, PATTERN_SEARCH_MAX, TAILS_WAITING_MAX,
-};
+use crate::limits::{PATTERN_MAX_BYTES, PATTERN_PROGRAM_MAX_BYTES, TAILS_WAITING_MAX};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::Held;
+use crate::shard::engine::Undone;
 
 /// What a name must match as a whole.
 pub struct Pattern {
@@ -102,45 +102,65 @@ fn compile(text: &str, hold: impl FnOnce(usize) -> Held) -> Result<Pattern, Refu
 
 impl Pattern {
     /// Something that tells of names whether they match. It has memory of its own: it does not wait.
-    pub fn matcher(&self) -> Matcher<'_> {
+    pub fn matcher<'p>(&'p self, turn: &'p Turn<'p>) -> Matcher<'p> {
         Matcher {
             pattern: self,
+            turn,
             cache: RefCell::new(None),
             slow: RefCell::new(None),
-            spent: Cell::new(Duration::ZERO),
         }
+    }
+}
+
+/// The time in which names may be compared for one question.
+pub struct Turn<'e> {
+    stopping: &'e AtomicBool,
+    left: Cell<Duration>,
+}
+
+impl Turn<'_> {
+    pub fn new(stopping: &AtomicBool, left: Duration) -> Turn<'_> {
+        Turn {
+            stopping,
+            left: Cell::new(left),
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.left.get().is_zero()
     }
 }
 
 /// A pattern with what a search needs, which is made when there is something to search.
 pub struct Matcher<'p> {
     pattern: &'p Pattern,
+    turn: &'p Turn<'p>,
     cache: RefCell<Option<dfa::Cache>>,
     slow: RefCell<Option<(PikeVM, pikevm::Cache)>>,
-    spent: Cell<Duration>,
 }
 
 impl Matcher<'_> {
-    /// Whether a name matches. Once the search has taken too long none does; [`Matcher::check`] tells at its end.
-    pub fn matches(&self, name: &str) -> bool {
-        if self.spent.get() > PATTERN_SEARCH_MAX {
-            return false;
+    /// Every matching name begins with this.
+    pub fn prefix(&self) -> &str {
+        &self.pattern.prefix
+    }
+
+    /// Whether a name matches; refused when the turn is over, or the server stops.
+    pub fn matches(&self, name: &str) -> Result<bool, Undone> {
+        if self.turn.stopping.load(Ordering::Acquire) {
+            return Err(Undone::refused(ErrorCode::ShuttingDown));
+        }
+        if self.turn.is_over() {
+            return Err(Undone::refused(Refusal::with(
+                ErrorCode::PatternInvalid,
+                "The pattern takes too long to compare with the names that there are; ask with a simpler one.",
+            )));
         }
         let began = Instant::now();
         let matches = self.search(name);
-        self.spent.set(self.spent.get() + began.elapsed());
-        matches
-    }
-
-    /// Whether every name was looked at.
-    pub fn check(&self) -> Result<(), Refusal> {
-        if self.spent.get() <= PATTERN_SEARCH_MAX {
-            return Ok(());
-        }
-        Err(Refusal::with(
-            ErrorCode::PatternInvalid,
-            "The pattern takes too long to compare with the names that there are; ask with a simpler one.",
-        ))
+        let left = self.turn.left.get();
+        self.turn.left.set(left.saturating_sub(began.elapsed()));
+        Ok(matches)
     }
 
     fn search(&self, name: &str) -> bool {
@@ -198,10 +218,14 @@ mod tests {
         ];
         for (text, name, expected) in cases {
             let pattern = pattern(&patterns, &metrics, text);
-            let matcher = pattern.matcher();
+            let stopping = AtomicBool::new(false);
+            let turn = Turn::new(&stopping, Duration::from_secs(60));
+            let matcher = pattern.matcher(&turn);
             for _ in 0..2 {
-                assert_eq!(matcher.matches(name), expected, "{text} {name}");
+                assert_eq!(matcher.matches(name).ok(), Some(expected), "{text} {name}");
             }
+            stopping.store(true, Ordering::Release);
+            assert!(matcher.matches(name).is_err(), "a stop ends the search");
         }
     }
 

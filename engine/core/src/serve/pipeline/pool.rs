@@ -34,7 +34,8 @@ pub struct Pipeline {
     ready: [Condvar; 2],
     /// Rung when the workers shall end, for those who rest.
     stopping: Condvar,
-    pub(super) waits: Mutex<Vec<Waiting>>,
+    /// One list per pace.
+    pub(super) waits: Mutex<[Vec<Waiting>; 2]>,
     pub(super) patterns: Patterns,
     /// One list per reactor, in the order of their mailboxes.
     finished: Vec<Mutex<Vec<Finished>>>,
@@ -236,8 +237,7 @@ impl Pipeline {
     }
 
     /// Does nothing for a while, or until the end.
-    pub(super) fn rest(&self, time: Duration) {
-        let ends = Instant::now() + time;
+    pub(super) fn rest(&self, ends: Instant) {
         let mut queue = self.queue.lock();
         while !queue.stop && !self.stopping.wait_until(&mut queue, ends).timed_out() {}
     }

@@ -15,7 +15,7 @@ use crate::log::endings::Ending;
 use crate::model::{Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::news::News;
-use crate::serve::pipeline::patterns::{Pattern, Patterns};
+use crate::serve::pipeline::patterns::{Matcher, Pattern, Patterns, Turn};
 use crate::serve::pipeline::{Answer, Held, check_answers_room};
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::tails::{Found, Place, Tail, Wanted};
@@ -140,9 +140,8 @@ impl Question {
         })
     }
 
-    /// Whether there is something to wait for: only who knows an earlier answer can wait for news.
-    pub fn may_wait(&self) -> bool {
-        self.since.is_some() && self.wait_ms > 0
+    pub fn has_pattern(&self) -> bool {
+        matches!(self.which, Which::Matching(_))
     }
 }
 
@@ -243,13 +242,19 @@ impl Evaluated {
 }
 
 /// Answers a question as things are now. `news` is of the question's own stamp or of an earlier one.
-pub fn evaluate(engine: &Engine, question: &Question, news: &News) -> Result<Evaluated, Undone> {
+pub fn evaluate(
+    engine: &Engine,
+    question: &Question,
+    news: &News,
+    turn: &Turn<'_>,
+) -> Result<Evaluated, Undone> {
     if let Some(since) = question.since.filter(|since| news.tells_since(*since)) {
         let mut evaluated = Evaluated::new(news.stamp, false);
         match &question.which {
             Which::Named(named) => changed_named(engine, named, since, news, &mut evaluated)?,
             Which::Matching(pattern) => {
-                changed_matching(engine, pattern, since, news, &mut evaluated)?;
+                let matcher = pattern.matcher(turn);
+                changed_matching(engine, &matcher, since, news, &mut evaluated)?;
             }
         }
         return Ok(evaluated);
@@ -258,9 +263,8 @@ pub fn evaluate(engine: &Engine, question: &Question, news: &News) -> Result<Eva
     match &question.which {
         Which::Named(named) => all_named(engine, named, &mut evaluated)?,
         Which::Matching(pattern) => {
-            let matcher = pattern.matcher();
+            let matcher = pattern.matcher(turn);
             let mut tails = engine.all_tails(&pattern.prefix, &|name| matcher.matches(name))?;
-            matcher.check().map_err(Undone::refused)?;
             tails.sort_unstable_by(|one, other| one.name.cmp(&other.name));
             evaluated.streams = tails.into_iter().map(|tail| (tail, None)).collect();
         }
@@ -317,16 +321,17 @@ fn changed_named(
 
 fn changed_matching(
     engine: &Engine,
-    pattern: &Pattern,
+    matcher: &Matcher<'_>,
     since: u64,
     news: &News,
     evaluated: &mut Evaluated,
 ) -> Result<(), Undone> {
-    let matcher = pattern.matcher();
-    let prefix = &*pattern.prefix;
+    let prefix = matcher.prefix();
     let mut gone: HashSet<Box<str>> = HashSet::new();
-    let changed = news.all_changed(prefix, since);
-    for stream in changed.filter(|stream| matcher.matches(&stream.path)) {
+    for stream in news.all_changed(prefix, since) {
+        if !matcher.matches(&stream.path)? {
+            continue;
+        }
         engine.end_expired(stream);
         match engine.settled_tail(stream)? {
             Some(tail) => evaluated.streams.push((tail, None)),
@@ -335,10 +340,11 @@ fn changed_matching(
             }
         }
     }
-    let removed = news.all_removed(prefix, since);
-    let removed = removed.filter(|name| matcher.matches(name));
-    gone.extend(removed.map(Box::from));
-    matcher.check().map_err(Undone::refused)?;
+    for name in news.all_removed(prefix, since) {
+        if matcher.matches(name)? {
+            gone.insert(name.into());
+        }
+    }
     // One that was created again is there.
     for (tail, _) in &evaluated.streams {
         gone.remove(&tail.name);
@@ -353,6 +359,11 @@ fn changed_matching(
 }
 
 // --- the answer ------------------------------------------------------------------------------
+
+/// The answer to a question about which nothing is known behind its earlier answer.
+pub fn no_news(engine: &Engine, since: u64) -> Result<Answer, Undone> {
+    render(engine, &Evaluated::new(since, false))
+}
 
 #[derive(Serialize)]
 struct Told<'a> {

@@ -1,26 +1,57 @@
-//! Questions to `/v1/tails` that wait for a change: one list, one thread, no polling.
+//! Questions to `/v1/tails` that wait for a change, or for names to be compared: two lists with a thread each, no polling.
 //!
-//! The thread sleeps until a change is rung or a deadline comes, gathers what has changed once for all who wait,
-//! answers those whom it concerns or who are out of time, and rests for a while in proportion to what that has cost,
-//! so that a busy server spends a bounded share of a core on those who wait.
+//! A thread sleeps until a change is rung or a deadline comes, gathers what has changed once for all in its list, answers
+//! those whom it concerns, and rests for a while in proportion to what that has cost, so that a busy server spends a
+//! bounded share of a core on those who wait. Who is out of time is answered without a look: nothing is lost, the cursor
+//! stays where it is.
+//!
+//! A question begins as a quick one. One whose names cannot be compared in a short turn joins the slow ones, where who
+//! needs least comes first. They hold up nobody else: not the others that wait, not the pool, not a stop.
+//!
+//! Invariant `I-WAIT-1`: a quick question is answered at its deadline, however long others take: a look ends after
+//! `LOOK_MAX` and one turn, and a rest ends at the next deadline.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::ErrorCode;
-use crate::limits::{TAILS_WAITING_MAX, TAILS_WAITING_MAX_BYTES};
+use crate::limits::{
+    PATTERN_PATIENCE, PATTERN_SEARCH_MAX, PATTERN_TURN, PATTERN_TURN_GROWTH, TAILS_WAITING_MAX,
+    TAILS_WAITING_MAX_BYTES,
+};
 use crate::refusal::Refusal;
-use crate::serve::pipeline::Job;
 use crate::serve::pipeline::news::News;
+use crate::serve::pipeline::patterns::Turn;
 use crate::serve::pipeline::pool::Pipeline;
 use crate::serve::pipeline::tails::{self, Question};
+use crate::serve::pipeline::{Answer, Job};
 use crate::shard::engine::Undone;
 
-/// Least rest between two evaluations, and how many times what one has cost.
+/// Least and longest rest between two looks.
 const REST_MIN: Duration = Duration::from_millis(3);
-const REST_FACTOR: u32 = 10;
 const REST_MAX: Duration = Duration::from_millis(500);
+/// No further turn begins in a look that has taken this long; the next look goes on there.
+const LOOK_MAX: Duration = Duration::from_millis(100);
+
+/// Which questions a thread looks at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    Quick,
+    Slow,
+}
+
+impl Pace {
+    /// How long to rest after a look. Slow ones may have half a core: some have waited for nothing else.
+    fn rest(self, cost: Duration) -> Duration {
+        let factor = match self {
+            Pace::Quick => 10,
+            Pace::Slow => 1,
+        };
+        (cost * factor).clamp(REST_MIN, REST_MAX)
+    }
+}
 
 /// Whether a client still waits for the answer to its job. Its reactor says so, wherever the job is at that moment;
 /// whoever would wait on the client's behalf looks.
@@ -54,56 +85,87 @@ pub struct Waiting {
     reactor: usize,
     conn: u64,
     asker: Arc<Asker>,
-    deadline: Instant,
+    asked: Instant,
+    turn: Duration,
+    /// Whether it was looked at to the end: then there was no news up to its stamp.
+    compared: bool,
+}
+
+impl Waiting {
+    fn pace(&self) -> Pace {
+        if self.turn == PATTERN_TURN {
+            Pace::Quick
+        } else {
+            Pace::Slow
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        let wait = Duration::from_millis(self.question.wait_ms);
+        self.asked
+            + if self.compared {
+                wait
+            } else {
+                wait.max(PATTERN_PATIENCE)
+            }
+    }
+
+    /// Whether it waits no longer.
+    fn is_over(&self, now: Instant) -> bool {
+        let hurries = self.compared && !self.asker.waits();
+        hurries || self.asker.is_gone() || now >= self.deadline()
+    }
 }
 
 impl Pipeline {
     /// Answers a question, now or when it has something to say.
     pub fn ask(&self, job: &Job) {
         let (reactor, conn, body) = (job.reactor, job.conn, &job.request.body);
-        let asked = Question::parse(&self.engine, &self.patterns, body).map_err(Undone::refused);
-        let outcome = asked.and_then(|question| {
-            let news = News::gather(&self.engine, std::iter::once(&question));
-            let evaluated = tails::evaluate(&self.engine, &question, &news)?;
-            Ok((question, evaluated))
-        });
-        match outcome {
-            Ok((question, evaluated))
-                if !evaluated.is_news() && question.may_wait() && job.asker.waits() =>
-            {
-                let deadline = Instant::now() + Duration::from_millis(question.wait_ms);
-                self.park(Waiting {
-                    question,
-                    reactor,
-                    conn,
-                    asker: Arc::clone(&job.asker),
-                    deadline,
-                });
+        let question = match Question::parse(&self.engine, &self.patterns, body) {
+            Ok(question) => question,
+            Err(refusal) => return self.finish(reactor, conn, Err(Undone::refused(refusal))),
+        };
+        let news = News::gather(&self.engine, std::iter::once(&question));
+        let mut waiting = Waiting {
+            question,
+            reactor,
+            conn,
+            asker: Arc::clone(&job.asker),
+            asked: Instant::now(),
+            turn: PATTERN_TURN,
+            compared: false,
+        };
+        let outcome = match self.compare(&mut waiting, &news) {
+            ControlFlow::Continue(()) if !waiting.is_over(Instant::now()) => {
+                match self.park(waiting) {
+                    Ok(()) => return,
+                    Err(refusal) => Err(Undone::refused(refusal)),
+                }
             }
-            Ok((_, evaluated)) => {
-                self.finish(reactor, conn, tails::render(&self.engine, &evaluated));
-            }
-            Err(undone) => self.finish(reactor, conn, Err(undone)),
-        }
+            ControlFlow::Continue(()) => self.without_news(&waiting),
+            ControlFlow::Break(outcome) => outcome,
+        };
+        self.finish(reactor, conn, outcome);
     }
 
-    fn park(&self, waiting: Waiting) {
+    fn park(&self, waiting: Waiting) -> Result<(), Refusal> {
+        let metrics = &self.engine.metrics;
         let mut waits = self.waits.lock();
-        let held = self.engine.metrics.pipeline_waiting_bytes.get();
-        if waits.len() >= TAILS_WAITING_MAX || held > TAILS_WAITING_MAX_BYTES {
-            drop(waits);
-            let refusal = Refusal::with(
+        if metrics.pipeline_waiting.get() >= TAILS_WAITING_MAX as u64
+            || metrics.pipeline_waiting_bytes.get() > TAILS_WAITING_MAX_BYTES
+        {
+            return Err(Refusal::with(
                 ErrorCode::ServerBusy,
                 "Too many requests are waiting for changes, or they are too large together; without wait_ms they are answered at once.",
-            );
-            return self.finish(waiting.reactor, waiting.conn, Err(Undone::refused(refusal)));
+            ));
         }
         self.engine.shard.changes.set_awaited(true);
-        waits.push(waiting);
+        metrics.pipeline_waiting.add(1);
+        waits[waiting.pace() as usize].push(waiting);
         drop(waits);
-        self.engine.metrics.pipeline_waiting.add(1);
         // What has changed between the evaluation and here is found by another look.
         self.engine.shard.changes.ring_now();
+        Ok(())
     }
 
     /// The client has left: nobody needs the answer.
@@ -122,64 +184,121 @@ impl Pipeline {
         self.engine.shard.changes.ring_now();
     }
 
-    /// The thread's loop; ends after [`Pipeline::stop`].
-    pub fn watch(&self) {
-        let changes = &self.engine.shard.changes;
+    /// A thread's loop; ends after [`Pipeline::stop`].
+    pub fn watch(&self, pace: Pace) {
+        let (mut heard, mut rests_until) = (0, Instant::now());
         while !self.stopped() {
-            let deadline = {
-                let waits = self.waits.lock();
-                if waits.is_empty() {
-                    changes.set_awaited(false);
+            let deadline = self.answer_late(pace);
+            if Instant::now() < rests_until {
+                self.rest(deadline.map_or(rests_until, |at| at.min(rests_until)));
+            } else if self.engine.shard.changes.wait(&mut heard, deadline) {
+                let began = Instant::now();
+                // Quick ones that have had no turn yet wait for no rest.
+                if self.look(pace) || pace == Pace::Slow {
+                    rests_until = Instant::now() + pace.rest(began.elapsed());
                 }
-                waits.iter().map(|waiting| waiting.deadline).min()
-            };
-            changes.wait(deadline);
-            let began = Instant::now();
-            self.look();
-            self.rest((began.elapsed() * REST_FACTOR).clamp(REST_MIN, REST_MAX));
+            }
         }
     }
 
-    /// Answers whoever has news or is out of time.
-    fn look(&self) {
-        let looked_at = std::mem::take(&mut *self.waits.lock());
-        if looked_at.is_empty() {
-            return;
+    /// Answers who waits no longer; returns when the next one will not.
+    fn answer_late(&self, pace: Pace) -> Option<Instant> {
+        let now = Instant::now();
+        let stopping = self.engine.stopping.load(Ordering::Acquire);
+        let mut waits = self.waits.lock();
+        if self.engine.metrics.pipeline_waiting.get() == 0 {
+            self.engine.shard.changes.set_awaited(false);
         }
-        let news = News::gather(
-            &self.engine,
-            looked_at.iter().map(|waiting| &waiting.question),
-        );
-        let mut kept = Vec::new();
-        for mut waiting in looked_at {
-            if waiting.asker.is_gone() {
-                self.engine.metrics.pipeline_waiting.sub(1);
-                continue;
+        let list = &mut waits[pace as usize];
+        let late: Vec<Waiting> = list
+            .extract_if(.., |waiting| stopping || waiting.is_over(now))
+            .collect();
+        let next = list.iter().map(Waiting::deadline).min();
+        drop(waits);
+        for waiting in late {
+            let outcome = self.without_news(&waiting);
+            self.answer(waiting, outcome);
+        }
+        next
+    }
+
+    fn without_news(&self, waiting: &Waiting) -> Result<Answer, Undone> {
+        match waiting.question.since.filter(|_| waiting.compared) {
+            Some(since) => tails::no_news(&self.engine, since),
+            None if self.engine.stopping.load(Ordering::Acquire) => {
+                Err(Undone::refused(ErrorCode::ShuttingDown))
             }
-            let over = Instant::now() >= waiting.deadline
-                || !waiting.asker.waits()
-                || self.engine.stopping.load(Ordering::Acquire);
-            let outcome = match tails::evaluate(&self.engine, &waiting.question, &news) {
-                Ok(evaluated) if !evaluated.is_news() && !over => {
-                    // Nothing up to here is news to it, so that the next look need not go back farther.
-                    waiting.question.since = Some(news.stamp);
-                    kept.push(waiting);
-                    continue;
-                }
-                Ok(evaluated) => tails::render(&self.engine, &evaluated),
-                Err(undone) => Err(undone),
-            };
-            self.engine.metrics.pipeline_waiting.sub(1);
-            let Waiting {
-                question,
-                reactor,
-                conn,
-                ..
-            } = waiting;
-            // The question goes before its answer is told of.
-            drop(question);
-            self.finish(reactor, conn, outcome);
+            None => Err(Undone::refused(Refusal::with(
+                ErrorCode::ServerBusy,
+                "Too many patterns that take long are being compared with names.",
+            ))),
         }
-        self.waits.lock().append(&mut kept);
+    }
+
+    fn answer(&self, waiting: Waiting, outcome: Result<Answer, Undone>) {
+        self.engine.metrics.pipeline_waiting.sub(1);
+        let (reactor, conn) = (waiting.reactor, waiting.conn);
+        // The question goes before its answer is told of.
+        drop(waiting);
+        self.finish(reactor, conn, outcome);
+    }
+
+    /// Answers those who have news, for a while: who has had no turn has one in a later look. Returns whether all
+    /// have had theirs.
+    fn look(&self, pace: Pace) -> bool {
+        let mut list = std::mem::take(&mut self.waits.lock()[pace as usize]);
+        if list.is_empty() {
+            return true;
+        }
+        // Names that are given are not compared: who has them comes before those that may turn out to be slow.
+        list.sort_by_key(|waiting| (waiting.turn, waiting.question.has_pattern()));
+        let news = News::gather(&self.engine, list.iter().map(|waiting| &waiting.question));
+        let until = Instant::now() + LOOK_MAX;
+        let mut unseen = list.into_iter();
+        let (mut seen, mut again) = (Vec::new(), false);
+        while Instant::now() < until
+            && let Some(mut waiting) = unseen.next()
+        {
+            let turn = waiting.turn;
+            match self.compare(&mut waiting, &news) {
+                ControlFlow::Continue(()) => {
+                    again |= waiting.turn > turn;
+                    seen.push(waiting);
+                }
+                ControlFlow::Break(outcome) => self.answer(waiting, outcome),
+            }
+        }
+        let finished = unseen.len() == 0;
+        let mut waits = self.waits.lock();
+        let came = std::mem::take(&mut waits[pace as usize]);
+        for waiting in unseen.chain(came).chain(seen) {
+            waits[waiting.pace() as usize].push(waiting);
+        }
+        drop(waits);
+        if again || !finished {
+            self.engine.shard.changes.ring_now();
+        }
+        finished
+    }
+
+    /// Gives a question its turn: it has an answer, or goes on waiting.
+    fn compare(&self, waiting: &mut Waiting, news: &News) -> ControlFlow<Result<Answer, Undone>> {
+        let turn = Turn::new(&self.engine.stopping, waiting.turn);
+        match tails::evaluate(&self.engine, &waiting.question, news, &turn) {
+            Ok(evaluated) if evaluated.is_news() => {
+                ControlFlow::Break(tails::render(&self.engine, &evaluated))
+            }
+            Ok(_) => {
+                // Nothing up to here is news to it, so that the next look need not go back farther.
+                waiting.question.since = Some(news.stamp);
+                waiting.compared = true;
+                ControlFlow::Continue(())
+            }
+            Err(_) if turn.is_over() && waiting.turn < PATTERN_SEARCH_MAX => {
+                waiting.turn = (waiting.turn * PATTERN_TURN_GROWTH).min(PATTERN_SEARCH_MAX);
+                ControlFlow::Continue(())
+            }
+            Err(undone) => ControlFlow::Break(Err(undone)),
+        }
     }
 }
