@@ -174,6 +174,10 @@ def fill(directory: Path, *, leave_bytes: int) -> Path:
     """A file that takes the space others would need; removing it gives the space back."""
     filler = directory / "filler"
     with filler.open("wb") as handle:
+        # At once as far as it goes: somebody may be writing at the same time.
+        with contextlib.suppress(OSError):
+            os.posix_fallocate(handle.fileno(), 0, max(free_bytes(directory) - leave_bytes, 1))
+        handle.seek(0, os.SEEK_END)
         while (left := free_bytes(directory) - leave_bytes) > 0:
             try:
                 written = handle.write(b"\xff" * min(left, 1 << 20))
