@@ -1,8 +1,7 @@
-//! Backup and restore for Python: paths, numbers and callbacks in, a dictionary out.
+//! Backup for Python: paths, numbers and callbacks in, a dictionary out; and the checksum that restore compares.
 
 use std::path::PathBuf;
 
-use millstream_core::serve::restore::restore as restore_directory;
 use millstream_core::shard::backup::{BackupError, BackupOptions, BackupSummary};
 use millstream_core::shard::engine::Engine as CoreEngine;
 use pyo3::prelude::*;
@@ -77,24 +76,9 @@ fn describe<'py>(py: Python<'py>, summary: &BackupSummary) -> PyResult<Bound<'py
     Ok(dict)
 }
 
-/// Makes a data directory from a backup; returns how many files and bytes it has.
+/// The checksum of bytes that follow others with `before`; 0 for the first.
 #[pyfunction]
-#[pyo3(signature = (backup, data_dir, progress = None))]
-pub fn restore(
-    py: Python<'_>,
-    backup: PathBuf,
-    data_dir: PathBuf,
-    progress: Option<Py<PyAny>>,
-) -> PyResult<(u64, u64)> {
-    let mut teller = Teller {
-        progress,
-        raised: None,
-    };
-    let result = py.detach(|| {
-        restore_directory(&backup, &data_dir, &mut |now| {
-            teller.tell(now.phase, now.bytes_done, now.bytes_total)
-        })
-    });
-    let summary = teller.finish(py, result)?;
-    Ok((summary.files, summary.bytes))
+#[pyo3(signature = (data, before = 0))]
+pub fn crc32c(py: Python<'_>, data: &[u8], before: u32) -> u32 {
+    py.detach(|| ::crc32c::crc32c_append(before, data))
 }

@@ -301,7 +301,7 @@ fn describe<'py>(py: Python<'py>, entry: &StreamInfo) -> PyResult<Bound<'py, PyD
 #[pymodule]
 fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
-    module.add_function(wrap_pyfunction!(backup::restore, module)?)?;
+    module.add_function(wrap_pyfunction!(backup::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(tools::verify, module)?)?;
     module.add("EngineError", module.py().get_type::<EngineError>())
 }

@@ -38,6 +38,7 @@ fn set(config: &mut Config, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()>
         "host" => config.host = value.extract()?,
         "port" => config.port = value.extract()?,
         "listen" => config.listen = value.extract()?,
+        "restored" => config.restored = value.extract()?,
         "durability" => {
             let name: String = value.extract()?;
             let class = Class::parse(&name).filter(|class| class.available());

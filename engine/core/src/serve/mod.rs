@@ -2,8 +2,7 @@
 //!
 //! Reading order: `server` (up and down), `listener` (socket), `reactor` (event loop), `connections` and `conn`,
 //! `http` (parsing), `requests` (framing and order), `route` (what is asked), then `append`, `create`, `read`,
-//! `live` (and `events`), `proxy`, `pipeline`; `respond` renders, `replies` holds back, `output` sends, `budget` counts. `restore` stands aside: a data
-//! directory from a backup.
+//! `live` (and `events`), `proxy`, `pipeline`; `respond` renders, `replies` holds back, `output` sends, `budget` counts.
 
 pub mod append;
 pub mod budget;
@@ -22,7 +21,6 @@ pub mod read;
 pub mod replies;
 pub mod requests;
 pub mod respond;
-pub mod restore;
 pub mod route;
 pub mod server;
 pub mod sys;

@@ -4,7 +4,7 @@
 //! transaction, and the commit number is what was synced at that moment: frames from the catalog's checkpoint up to
 //! it make the log of the copy. The log is let go then, and the bytes that the copied catalog names are copied and
 //! checked for as long as it takes. The list of files comes last, and behind it the mark that all of it is there.
-//! Sits beside maintenance; runs in a thread of its caller. `serve::restore` is the way back.
+//! Sits beside maintenance; runs in a thread of its caller. The way back is `millstream.server.restore` in Python.
 //!
 //! Invariants
 //! - `I-BACKUP-1` The commit number is at or above everything the copied catalog reflects, and at or above everything
@@ -36,7 +36,7 @@ pub mod manifest;
 
 #[cfg(test)]
 #[path = "backup_tests.rs"]
-mod tests;
+pub(crate) mod tests;
 
 use self::files::{Census, copy_packs, copy_segments, record_of};
 use self::log::copy_log;

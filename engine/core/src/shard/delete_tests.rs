@@ -8,8 +8,8 @@ use crate::io::Doors;
 use crate::io::tests::TestDirectory;
 use crate::log::endings::{Ending, Unwritten};
 use crate::model::{Class, Offset};
-use crate::serve::restore::restore;
 use crate::shard::backup::BackupOptions;
+use crate::shard::backup::tests::restore;
 use crate::shard::engine::Engine;
 use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 use crate::verify::{repair_directory, verify_directory};
@@ -168,7 +168,7 @@ fn a_backup_takes_them_along_and_a_restore_leaves_them_as_they_are() {
         backup.expect("backup");
         endings
     });
-    restore(&kept, &to, &mut |_| true).expect("restores");
+    restore(&kept, &to);
     with_engine(&to, |engine| remembered(engine, &endings));
 }
 
