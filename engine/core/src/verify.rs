@@ -11,7 +11,6 @@
 
 mod adopted;
 mod census;
-mod extents;
 mod judge;
 mod log_scan;
 mod meter;
@@ -27,6 +26,7 @@ use std::sync::Arc;
 
 use crate::error::EngineError;
 use crate::io::{Clock, Disk, Doors};
+use crate::log::audit::{Bad, Fault, Files, examine};
 use crate::log::catalog::{CATALOG_FILE, Catalog, CatalogError};
 use crate::log::checkpoint::META_CHECKPOINT;
 use crate::log::lock::DirectoryLock;
@@ -35,7 +35,6 @@ use crate::log::segment::SEGMENTS_DIRECTORY;
 use crate::log::wal::WAL_DIR;
 use crate::shard::engine::Engine;
 use crate::verify::census::{Census, PAGE_ENTRIES, damaged_ranges, decode_entry, is_covered_by};
-use crate::verify::extents::{Bad, Fault, Files, examine};
 use crate::verify::judge::{Judgement, judge};
 use crate::verify::log_scan::{ScannedFile, frames_of, list_log, scan_file};
 use crate::verify::meter::Meter;
@@ -341,7 +340,7 @@ impl Walk<'_, '_> {
                 stream.id,
                 &state.extents,
                 state.records,
-                &mut self.meter,
+                &mut |bytes| self.meter.add(bytes),
             )
             .map_err(CatalogError::Io)?;
             if !bad.is_empty() && self.live.is_some() {

@@ -1,5 +1,6 @@
 //! Files: the log of what was promised, the cold bytes for reading, the catalog of what exists.
 
+pub mod audit;
 pub mod catalog;
 pub mod checkpoint;
 pub mod cold;

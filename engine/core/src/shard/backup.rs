@@ -29,7 +29,6 @@ use crate::log::checkpoint::META_CHECKPOINT;
 use crate::log::wal::WAL_DIR;
 use crate::shard::engine::Engine;
 
-mod check;
 mod files;
 mod log;
 pub mod manifest;
@@ -213,9 +212,9 @@ impl Engine {
 
         job.phase("packs")?;
         let catalog = Catalog::open(Arc::clone(&to))?;
-        let packs = copy_packs(&mut job, &catalog, &log.adopted, &mut manifest)?;
+        copy_packs(&mut job, &catalog, &log.adopted, &mut manifest)?;
         job.phase("segments")?;
-        copy_segments(&mut job, &catalog, &packs, &mut manifest)?;
+        copy_segments(&mut job, &catalog, &mut manifest)?;
         drop(files_pin);
         // Closing it may write; its checksum is taken behind that.
         drop(catalog);

@@ -9,15 +9,15 @@ use std::io;
 use std::sync::Arc;
 
 use crate::io::{Disk, OpenMode, read_up_to_at};
+use crate::log::audit::{Bad, Fault, Files, examine};
 use crate::log::catalog::{CATALOG_FILE, Catalog};
 use crate::log::index::INDEX_ENTRY_BYTES;
-use crate::log::pack::{self, PACKS_DIRECTORY, Section, section_bytes};
+use crate::log::pack::{self, PACKS_DIRECTORY};
 use crate::log::segment::{self, Part, SEGMENTS_DIRECTORY};
 use crate::model::{ContentType, Extent, FileRef, StreamId};
 use crate::stream::handle::Stream;
 use crate::stream::snapshot;
 
-use super::check::{Bad, check_extent};
 use super::manifest::{FileRecord, ManifestWriter, SequentialWriter};
 use super::{BackupError, Job};
 
@@ -69,13 +69,6 @@ fn undecodable(path: &[u8]) -> String {
     format!("{CATALOG_FILE}: the entry of stream {path:?} does not decode")
 }
 
-/// A pack that was copied.
-pub struct PackCopy {
-    bytes: u64,
-    /// Its sections could be walked, and what is bad in them was told.
-    checked: bool,
-}
-
 /// Copies every pack that has live bytes, and the staged ones that frames of the log have taken over. A missing one
 /// of the catalog is told by the streams that miss it; without one of the log the copy would not start.
 pub fn copy_packs(
@@ -83,9 +76,8 @@ pub fn copy_packs(
     catalog: &Catalog,
     adopted: &BTreeSet<u32>,
     manifest: &mut ManifestWriter,
-) -> Result<BTreeMap<u32, PackCopy>, BackupError> {
+) -> Result<(), BackupError> {
     job.to.create_dir_all(PACKS_DIRECTORY)?;
-    let mut packs = BTreeMap::new();
     let named = catalog.packs()?.into_iter().map(|(number, _)| number);
     let numbers: BTreeSet<u32> = named.chain(adopted.iter().copied()).collect();
     for number in numbers {
@@ -98,70 +90,12 @@ pub fn copy_packs(
             continue;
         };
         manifest.add(&record)?;
-        let copied = PackCopy {
-            bytes: record.bytes,
-            checked: check_pack(job, catalog, number)?,
-        };
-        packs.insert(number, copied);
     }
-    Ok(packs)
-}
-
-/// Checks every section of a copied pack in one pass. Damage in a section that no stream uses any more is none.
-/// `false`: a section's header is damaged, so each stream has to be looked at.
-fn check_pack(job: &mut Job<'_>, catalog: &Catalog, number: u32) -> Result<bool, BackupError> {
-    let path = pack::path(number);
-    let file = job.to.open(&path, OpenMode::Read)?;
-    let mut position = pack::FILE_HEADER_BYTES as u64;
-    let mut found: Vec<(StreamId, Extent, Bad)> = Vec::new();
-    let mut failed = None;
-    let walked = pack::walk(&*file, number, &mut |section| {
-        let extent = extent_of(number, position, &section);
-        position += section_bytes(section.len, section.index_count);
-        let mut bad = |bad| found.push((section.stream, extent, bad));
-        if let Err(error) = check_extent(&*file, &*file, &extent, &mut bad) {
-            failed = Some(error);
-        }
-    });
-    if let Some(error) = failed {
-        return Err(BackupError::at(&path, &error));
-    }
-    match walked {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
-        Err(error) => return Err(BackupError::at(&path, &error)),
-    }
-    for (id, extent, bad) in found {
-        let Some(stream_path) = catalog.path_of(id)? else {
-            continue;
-        };
-        let value = catalog.get(&stream_path)?;
-        let Some(stream) = value.and_then(|value| decode(&value)) else {
-            continue;
-        };
-        if stream.id == id && stream.lock().extents.contains(&extent) {
-            tell_bad(job, &stream, &path, &bad)?;
-        }
-    }
-    Ok(true)
-}
-
-fn extent_of(number: u32, position: u64, section: &Section) -> Extent {
-    let index_bytes = u64::from(section.index_count) * INDEX_ENTRY_BYTES as u64;
-    let behind = position.saturating_add(section_bytes(section.len, section.index_count));
-    Extent {
-        start: section.start,
-        len: section.len,
-        file: FileRef::Pack { number },
-        file_position: position + section_bytes(0, 0),
-        index_position: behind.saturating_sub(index_bytes),
-        index_count: section.index_count,
-        base_records: section.base_records,
-    }
+    Ok(())
 }
 
 /// Notes damage, unless it is known: then readers are told of a gap, and the copy says the same.
-fn tell_bad(job: &mut Job<'_>, stream: &Stream, file: &str, bad: &Bad) -> Result<(), BackupError> {
+fn tell_bad(job: &mut Job<'_>, stream: &Stream, bad: &Bad) -> Result<(), BackupError> {
     let known = stream.lock().damaged.as_ref().is_some_and(|ranges| {
         let covers = |(start, end): &(u64, u64)| *start <= bad.start && bad.end <= *end;
         ranges.iter().any(covers)
@@ -170,27 +104,20 @@ fn tell_bad(job: &mut Job<'_>, stream: &Stream, file: &str, bad: &Bad) -> Result
         return Ok(());
     }
     job.damage(format!(
-        "{file}: bytes {}..{} of stream {:?}: {}",
-        bad.start, bad.end, stream.path, bad.what
+        "{} byte {}: stream {:?}: {}",
+        bad.file, bad.byte, stream.path, bad.what
     ))
 }
 
-fn all_bad(extent: &Extent, what: &str) -> Bad {
-    Bad {
-        start: extent.start,
-        end: extent.end(),
-        what: what.to_owned(),
-    }
-}
-
-/// Copies the segments of every stream, in the order of their paths.
+/// Copies the segments of every stream, in the order of their paths, and checks what was copied of it.
 pub fn copy_segments(
     job: &mut Job<'_>,
     catalog: &Catalog,
-    packs: &BTreeMap<u32, PackCopy>,
     manifest: &mut ManifestWriter,
 ) -> Result<(), BackupError> {
     job.to.create_dir_all(SEGMENTS_DIRECTORY)?;
+    let to = Arc::clone(&job.to);
+    let mut files = Files::new(&*to);
     let mut after: Vec<u8> = Vec::new();
     loop {
         let mut page = Vec::new();
@@ -204,110 +131,43 @@ pub fn copy_segments(
         after.clone_from(last);
         for (_, stream) in &page {
             // What does not decode was told when the catalog was copied.
-            if let Some(stream) = stream {
-                copy_stream(job, stream, packs, manifest)?;
-            }
+            let Some(stream) = stream else { continue };
+            let extents = Arc::clone(&stream.lock().extents);
+            copy_stream(job, &extents, manifest)?;
+            let records = stream.lock().records;
+            let (found, _) = examine(&mut files, stream.id, &extents, records, &mut |_| Ok(()))?;
+            // Where only a section's header is damaged nothing of the stream is.
+            let lost = found.iter().filter(|bad| bad.fault != Fault::Section);
+            lost.map(|bad| tell_bad(job, stream, bad))
+                .collect::<Result<(), BackupError>>()?;
         }
     }
 }
 
+/// Each segment up to where the stream's extents in it end; one that is missing is found with the stream.
 fn copy_stream(
     job: &mut Job<'_>,
-    stream: &Stream,
-    packs: &BTreeMap<u32, PackCopy>,
-    manifest: &mut ManifestWriter,
-) -> Result<(), BackupError> {
-    let extents = Arc::clone(&stream.lock().extents);
-    let mut segments: BTreeMap<(StreamId, u32), Vec<Extent>> = BTreeMap::new();
-    for extent in extents.iter() {
-        match extent.file {
-            FileRef::Segment { owner, number } => {
-                segments.entry((owner, number)).or_default().push(*extent);
-            }
-            FileRef::Pack { number } => check_in_pack(job, stream, extent, number, packs)?,
-            FileRef::Spill { .. } => {
-                let bad = all_bad(extent, "they lie in a file that ends with the process");
-                tell_bad(job, stream, CATALOG_FILE, &bad)?;
-            }
-        }
-    }
-    for ((owner, number), extents) in segments {
-        copy_segment(job, stream, owner, number, &extents, manifest)?;
-    }
-    Ok(())
-}
-
-/// What the walk over the pack could not see of one stream's extent.
-fn check_in_pack(
-    job: &mut Job<'_>,
-    stream: &Stream,
-    extent: &Extent,
-    number: u32,
-    packs: &BTreeMap<u32, PackCopy>,
-) -> Result<(), BackupError> {
-    let path = pack::path(number);
-    let Some(copied) = packs.get(&number) else {
-        return tell_bad(job, stream, &path, &all_bad(extent, "the file is missing"));
-    };
-    if extent.file_position.saturating_add(extent.len) > copied.bytes {
-        return tell_bad(job, stream, &path, &all_bad(extent, "the file is short"));
-    }
-    if copied.checked {
-        return Ok(());
-    }
-    let file = job.to.open(&path, OpenMode::Read)?;
-    let mut found = Vec::new();
-    check_extent(&*file, &*file, extent, &mut |bad| found.push(bad))
-        .map_err(|error| BackupError::at(&path, &error))?;
-    found
-        .iter()
-        .try_for_each(|bad| tell_bad(job, stream, &path, bad))
-}
-
-fn copy_segment(
-    job: &mut Job<'_>,
-    stream: &Stream,
-    owner: StreamId,
-    number: u32,
     extents: &[Extent],
     manifest: &mut ManifestWriter,
 ) -> Result<(), BackupError> {
-    job.to
-        .create_dir_all(&segment::bucket_directory(segment::bucket(owner)))?;
-    let data_path = segment::path(owner, number, Part::Data);
-    let index_path = segment::path(owner, number, Part::Index);
-    let end_of = |position: u64, len: u64| position.saturating_add(len);
-    let data_end = extents
-        .iter()
-        .map(|extent| end_of(extent.file_position, extent.len))
-        .max();
-    let index_end = extents
-        .iter()
-        .map(|extent| {
-            let len = u64::from(extent.index_count) * INDEX_ENTRY_BYTES as u64;
-            end_of(extent.index_position, len)
-        })
-        .max();
-    for (path, end) in [(&data_path, data_end), (&index_path, index_end)] {
-        match copy_file(job, path, end.unwrap_or(0))? {
-            Some(record) => manifest.add(&record)?,
-            None => {
-                let bad = |extent| all_bad(extent, "the file is missing");
-                let mut bads = extents.iter().map(bad);
-                return bads.try_for_each(|bad| tell_bad(job, stream, path, &bad));
-            }
+    let mut ends: BTreeMap<(StreamId, u32), (u64, u64)> = BTreeMap::new();
+    for extent in extents {
+        if let FileRef::Segment { owner, number } = extent.file {
+            let index_bytes = u64::from(extent.index_count) * INDEX_ENTRY_BYTES as u64;
+            let (data, index) = ends.entry((owner, number)).or_default();
+            *data = (*data).max(extent.file_position.saturating_add(extent.len));
+            *index = (*index).max(extent.index_position.saturating_add(index_bytes));
         }
     }
-    let data = job.to.open(&data_path, OpenMode::Read)?;
-    let index = job.to.open(&index_path, OpenMode::Read)?;
-    let mut found = Vec::new();
-    for extent in extents {
-        check_extent(&*data, &*index, extent, &mut |bad| found.push(bad))
-            .map_err(|error| BackupError::at(&data_path, &error))?;
+    for ((owner, number), (data, index)) in ends {
+        job.to
+            .create_dir_all(&segment::bucket_directory(segment::bucket(owner)))?;
+        for (part, end) in [(Part::Data, data), (Part::Index, index)] {
+            let copied = copy_file(job, &segment::path(owner, number, part), end)?;
+            copied.iter().try_for_each(|record| manifest.add(record))?;
+        }
     }
-    found
-        .iter()
-        .try_for_each(|bad| tell_bad(job, stream, &data_path, bad))
+    Ok(())
 }
 
 /// Copies the first `end` bytes of a file, or as many as there are. `None`: there is no such file.

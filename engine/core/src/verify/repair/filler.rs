@@ -8,10 +8,10 @@
 use std::io;
 
 use crate::io::{Disk, OpenMode, write_all_at};
+use crate::log::audit::{Bad, Fault};
 use crate::log::index::{self, INDEX_ENTRY_BYTES};
 use crate::log::segment::{self, Part, SEGMENTS_DIRECTORY, bucket, bucket_directory, parse_name};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
-use crate::verify::extents::{Bad, Fault};
 
 const PIECE_BYTES: usize = 1 << 20;
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::io::{Disk, OpenMode};
+use crate::log::audit::{Bad, Fault, Files, data_path, examine, index_path};
 use crate::log::catalog::{Catalog, CatalogError, CatalogView, Change};
 use crate::log::directory::Directory;
 use crate::log::endings::{Ending, Unwritten};
@@ -17,7 +18,6 @@ use crate::stream::handle::Stream;
 use crate::stream::snapshot;
 use crate::stream::state::StreamState;
 use crate::verify::census::{PAGE_ENTRIES, check_state, damaged_ranges, decode_entry, pack_bytes};
-use crate::verify::extents::{Bad, Fault, Files, data_path, examine, index_path};
 use crate::verify::meter::Meter;
 use crate::verify::repair::Repaired;
 use crate::verify::repair::aside::Aside;
@@ -168,7 +168,8 @@ impl<'a> Rebuild<'a> {
         };
         let (bad, extents) = {
             let state = stream.lock();
-            let found = examine(files, stream.id, &state.extents, state.records, meter);
+            let tell = &mut |bytes| meter.add(bytes);
+            let found = examine(files, stream.id, &state.extents, state.records, tell);
             (found.map_err(CatalogError::Io)?.0, state.extents.to_vec())
         };
         if bad.is_empty() {

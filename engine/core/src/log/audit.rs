@@ -1,7 +1,7 @@
 //! The bytes of one stream against their index: every append's checksum, the index's order, the files' lengths.
 //!
 //! Works on extents as the catalog names them, through the disk door. Used by verification, which reports what is
-//! found, and by repair, which marks it.
+//! found, by repair, which marks it, and by backup, which looks at its own copy.
 //!
 //! Invariants:
 //! - at most [`PIECE_BYTES`] of a stream and one block of its index are in memory;
@@ -17,7 +17,6 @@ use crate::log::index::{self, INDEX_ENTRY_BYTES};
 use crate::log::pack;
 use crate::log::segment::{self, Part};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
-use crate::verify::meter::Meter;
 
 const PIECE_BYTES: usize = 1 << 20;
 const BLOCK_ENTRIES: u32 = 4096;
@@ -116,6 +115,9 @@ pub fn index_path(file: FileRef) -> String {
     }
 }
 
+/// Is told how many bytes were looked at; an error ends the walk.
+pub type Tell<'p> = &'p mut dyn FnMut(u64) -> io::Result<()>;
+
 /// What was looked at.
 #[derive(Clone, Copy, Default)]
 pub struct Examined {
@@ -129,7 +131,7 @@ pub fn examine(
     stream: StreamId,
     extents: &[Extent],
     records: u64,
-    meter: &mut Meter<'_>,
+    tell: Tell<'_>,
 ) -> io::Result<(Vec<Bad>, Examined)> {
     let mut bad = Vec::new();
     let mut examined = Examined::default();
@@ -139,7 +141,7 @@ pub fn examine(
             .map_or(records, |next| next.base_records);
         let mut check = ExtentCheck {
             files,
-            meter,
+            tell: &mut *tell,
             stream,
             extent,
             number,
@@ -156,7 +158,7 @@ pub fn examine(
 
 struct ExtentCheck<'a, 'd, 'p> {
     files: &'a mut Files<'d>,
-    meter: &'a mut Meter<'p>,
+    tell: &'a mut (dyn FnMut(u64) -> io::Result<()> + 'p),
     stream: StreamId,
     extent: &'a Extent,
     number: usize,
@@ -195,7 +197,7 @@ impl ExtentCheck<'_, '_, '_> {
             Ok(file) => file,
             Err(error) => {
                 self.lost_index(at, &error);
-                return self.meter.add(extent.len);
+                return (self.tell)(extent.len);
             }
         };
         let data = self.files.get(&data_path(extent.file));
@@ -213,7 +215,7 @@ impl ExtentCheck<'_, '_, '_> {
                 Ok(()) => at = self.block(at, &block, &data)?,
                 Err(error) => {
                     self.lost_index(at, &error);
-                    return self.meter.add(extent.end() - at.end);
+                    return (self.tell)(extent.end() - at.end);
                 }
             }
         }
@@ -279,7 +281,7 @@ impl ExtentCheck<'_, '_, '_> {
             }
             Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
         };
-        self.meter.add(entry.end - before.end)?;
+        (self.tell)(entry.end - before.end)?;
         let what = match &sum {
             Ok(crc) if *crc == entry.crc => return Ok(()),
             Ok(_) => format!("bytes {}..{} fail their checksum", before.end, entry.end),
@@ -510,3 +512,7 @@ impl Window {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "audit_tests.rs"]
+mod tests;

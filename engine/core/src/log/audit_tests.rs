@@ -2,9 +2,20 @@
 
 use super::*;
 use crate::io::tests::TestDirectory;
-use crate::io::{OpenMode, write_all_at};
+use crate::io::write_all_at;
 use crate::log::index::encode;
-use crate::model::{FileRef, StreamId};
+
+const FILE: FileRef = FileRef::Segment {
+    owner: StreamId(1),
+    number: 0,
+};
+
+fn path_of(name: &str) -> String {
+    match name {
+        "data" => data_path(FILE),
+        _ => index_path(FILE),
+    }
+}
 
 struct Written {
     directory: TestDirectory,
@@ -29,7 +40,10 @@ fn written(sizes: &[usize]) -> Written {
         bytes.extend_from_slice(&append);
     }
     for (name, content) in [("data", &bytes), ("index", &index)] {
-        let file = disk.open(name, OpenMode::CreateNew).expect("creates");
+        let path = path_of(name);
+        let (bucket, _) = path.rsplit_once('/').expect("a bucket");
+        disk.create_dir_all(bucket).expect("makes");
+        let file = disk.open(&path, OpenMode::CreateNew).expect("creates");
         write_all_at(&*file, content, 0).expect("writes");
     }
     Written {
@@ -37,10 +51,7 @@ fn written(sizes: &[usize]) -> Written {
         extent: Extent {
             start: 100,
             len: end - 100,
-            file: FileRef::Segment {
-                owner: StreamId(1),
-                number: 0,
-            },
+            file: FILE,
             file_position: 5,
             index_position: 0,
             index_count: sizes.len() as u32,
@@ -52,18 +63,23 @@ fn written(sizes: &[usize]) -> Written {
 impl Written {
     fn bad(&self) -> Vec<Bad> {
         let disk = self.directory.disk();
-        let open = |name: &str| disk.open(name, OpenMode::Read).expect("opens");
-        let mut found = Vec::new();
-        check_extent(&*open("data"), &*open("index"), &self.extent, &mut |bad| {
-            found.push(bad)
-        })
-        .expect("checks");
-        found
+        let records = self.extent.base_records + u64::from(self.extent.index_count);
+        let mut files = Files::new(&*disk);
+        let found = examine(
+            &mut files,
+            StreamId(1),
+            &[self.extent],
+            records,
+            &mut |_| Ok(()),
+        );
+        found.expect("checks").0
     }
 
     fn flip(&self, name: &str, at: u64) {
         let disk = self.directory.disk();
-        let file = disk.open(name, OpenMode::ReadWrite).expect("opens");
+        let file = disk
+            .open(&path_of(name), OpenMode::ReadWrite)
+            .expect("opens");
         let mut byte = [0];
         read_exact_at(&*file, &mut byte, at).expect("reads");
         write_all_at(&*file, &[byte[0] ^ 0x40], at).expect("writes");
@@ -92,7 +108,7 @@ fn whole_bytes_pass_and_each_flipped_byte_is_found() {
 
 #[test]
 fn appends_larger_than_a_window_are_checked_to_their_last_byte() {
-    let size = 2 * WINDOW_BYTES as usize + 17;
+    let size = 2 * PIECE_BYTES + 17;
     let files = written(&[size, 5]);
     assert_eq!(files.bad(), []);
     files.flip("data", 5 + size as u64 - 1);
@@ -105,13 +121,17 @@ fn appends_larger_than_a_window_are_checked_to_their_last_byte() {
 fn short_files_are_bad_from_where_they_end() {
     let files = written(&[10, 10, 10]);
     let disk = files.directory.disk();
-    let index = disk.open("index", OpenMode::ReadWrite).expect("opens");
+    let index = disk
+        .open(&path_of("index"), OpenMode::ReadWrite)
+        .expect("opens");
     index.set_len(40).expect("cut");
     assert_eq!(files.bad().len(), 1);
     let files = written(&[10, 10, 10]);
     let disk = files.directory.disk();
-    let data = disk.open("data", OpenMode::ReadWrite).expect("opens");
+    let data = disk
+        .open(&path_of("data"), OpenMode::ReadWrite)
+        .expect("opens");
     data.set_len(20).expect("cut");
     let bad = files.bad();
-    assert_eq!((bad[0].start, bad[0].end), (100, 130), "{bad:?}");
+    assert_eq!((bad[0].start, bad[0].end), (110, 130), "{bad:?}");
 }
