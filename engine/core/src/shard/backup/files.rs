@@ -137,9 +137,8 @@ pub fn copy_segments(
             let records = stream.lock().records;
             let (found, _) = examine(&mut files, stream.id, &extents, records, &mut |_| Ok(()))?;
             // Where only a section's header is damaged nothing of the stream is.
-            let lost = found.iter().filter(|bad| bad.fault != Fault::Section);
-            lost.map(|bad| tell_bad(job, stream, bad))
-                .collect::<Result<(), BackupError>>()?;
+            let mut lost = found.iter().filter(|bad| bad.fault != Fault::Section);
+            lost.try_for_each(|bad| tell_bad(job, stream, bad))?;
         }
     }
 }
