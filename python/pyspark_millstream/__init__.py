@@ -15,8 +15,8 @@ __all__ = ["DefaultSource"]
 def _problem() -> str:
     """Why the connector cannot run here; empty if it can."""
     from millstream.errors import MillstreamError
+    from millstream.spark.deploy.versions import require_spark
     from millstream.spark.errors import connector_error
-    from millstream.spark.versions import require_spark
 
     try:
         require_spark()

@@ -137,7 +137,7 @@ def test_every_code_of_subscriptions_is_documented() -> None:
 
 def test_names_that_documents_use_exist() -> None:
     """Settings and metrics in prose are real ones."""
-    listener = ROOT / "python" / "millstream" / "spark" / "listener.py"
+    listener = ROOT / "python" / "millstream" / "spark" / "observe" / "listener.py"
     tables = (ENGINE / "metrics.rs").read_text() + listener.read_text()
     metrics = set(re.findall(r'"(millstream_[a-z_]+)"', tables))
     keys = {row.name for row in settings.TABLE}

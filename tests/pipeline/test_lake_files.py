@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from millstream.errors import InvalidArgument, PipelineError
-from millstream.spark.jobs import lake_files
-from millstream.spark.jobs.lake_files import WrittenFile, write_files
-from millstream.spark.jobs.lake_layout import Layout, TaskPlace, local_root, partition_columns
-from millstream.spark.jobs.lake_publish import Publisher
-from millstream.spark.jobs.lake_tables import table_of
+from millstream.spark.jobs.lake import files as lake_files
+from millstream.spark.jobs.lake.files import WrittenFile, write_files
+from millstream.spark.jobs.lake.layout import Layout, TaskPlace, local_root, partition_columns
+from millstream.spark.jobs.lake.publish import Publisher
+from millstream.spark.jobs.lake.tables import table_of
 from millstream.spark.jobs.land import check_kind
 
 QUERY = "0c3a9d52-6a1f-4a37-9d1c-3b2f7c6e8a10"
@@ -252,7 +252,7 @@ def test_a_type_that_a_table_does_not_have_is_refused_before_anything_is_decided
 
 
 def test_manifests_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.spark.jobs.lake_publish.MANIFESTS_KEPT", 3)
+    monkeypatch.setattr("millstream.spark.jobs.lake.publish.MANIFESTS_KEPT", 3)
     layout = Layout(tmp_path)
     for batch_id in range(8):
         files = write(layout, batch([DAY], ["s"]), batch_id=batch_id)

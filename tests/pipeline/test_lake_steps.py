@@ -1,6 +1,6 @@
 """A lake after kill -9 at every step of publishing, as pyarrow, a plain glob, deltalake and pyiceberg read it.
 
-No Spark here: the steps are those of `millstream.spark.jobs.lake_publish`, run in real processes that really die. The
+No Spark here: the steps are those of `millstream.spark.jobs.lake.publish`, run in real processes that really die. The
 whole way through Spark, with a driver that dies, is tests/spark/test_land.py.
 """
 

@@ -14,7 +14,7 @@ import pytest
 import millstream
 from millstream.client.sync.client import Client
 from millstream.spark.errors import ConnectorError
-from millstream.spark.follow import TailState
+from millstream.spark.read.tail_follower import TailState
 from support.disk import flip, log_files
 from support.http import Api
 from support.reading import HandQuery

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import millstream
 from millstream.client.sync.client import Client
 from millstream.spark.errors import ConnectorError
-from millstream.spark.reader import RangesPartition
+from millstream.spark.read.batch_reader import RangesPartition
 from support.many_streams import append_many, create_many
 from support.reading import SCHEMA, HandQuery, records, source
 from support.server import Server

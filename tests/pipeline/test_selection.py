@@ -10,7 +10,7 @@ import pytest
 import millstream
 from millstream.client.sync.client import Client
 from millstream.spark.errors import ConnectorError
-from millstream.spark.places import Selection
+from millstream.spark.read.selection import Selection
 from support.reading import HandQuery
 from support.server import Server
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.client.sync.client import Client
-from millstream.spark.decode import Decoder, JsonForm
+from millstream.spark.json.decoder import Decoder, JsonForm
 from support.json_cases import CASES
 from support.json_rows import comparable
 from support.server import Server

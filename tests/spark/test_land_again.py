@@ -16,10 +16,10 @@ from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.job import Request, Target
-from millstream.spark.jobs.lake_files import write_files
-from millstream.spark.jobs.lake_iceberg import IDENTIFIER, open_catalog
-from millstream.spark.jobs.lake_layout import Layout, TaskPlace
-from millstream.spark.jobs.lake_publish import Publisher
+from millstream.spark.jobs.lake.files import write_files
+from millstream.spark.jobs.lake.iceberg import IDENTIFIER, open_catalog
+from millstream.spark.jobs.lake.layout import Layout, TaskPlace
+from millstream.spark.jobs.lake.publish import Publisher
 from support.server import Server
 
 JSON = "application/json"

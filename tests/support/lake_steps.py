@@ -24,11 +24,11 @@ import pyarrow.dataset as dataset
 import pyarrow.parquet as pq
 import pyiceberg.catalog.sql  # noqa: F401 - imported once, before the forks
 
-from millstream.spark.jobs.lake_files import WrittenFile, write_files
-from millstream.spark.jobs.lake_iceberg import IDENTIFIER, open_catalog
-from millstream.spark.jobs.lake_layout import Layout, TaskPlace
-from millstream.spark.jobs.lake_publish import Manifest, Publisher
-from millstream.spark.jobs.lake_tables import table_of
+from millstream.spark.jobs.lake.files import WrittenFile, write_files
+from millstream.spark.jobs.lake.iceberg import IDENTIFIER, open_catalog
+from millstream.spark.jobs.lake.layout import Layout, TaskPlace
+from millstream.spark.jobs.lake.publish import Manifest, Publisher
+from millstream.spark.jobs.lake.tables import table_of
 from millstream.spark.jobs.land import table_at
 
 QUERY = "0c3a9d52-6a1f-4a37-9d1c-3b2f7c6e8a10"

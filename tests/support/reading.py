@@ -20,8 +20,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from millstream.spark.read.stream_reader import StreamReader
 from millstream.spark.source import MillstreamDataSource
-from millstream.spark.stream_reader import StreamReader
 
 SCHEMA = StructType(
     [

@@ -68,8 +68,8 @@ With --keep everything stays: data, lake, logs and the plots as demo.svg.
 @click.pass_obj
 def demo(app: App, keep: bool) -> int:
     """Show the whole of Millstream on this machine: server, load, lake."""
+    from millstream.spark.deploy.versions import require_spark
     from millstream.spark.java import ensure_java
-    from millstream.spark.versions import require_spark
 
     require_spark()
     ensure_java()

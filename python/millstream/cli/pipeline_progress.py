@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import click
 
-from millstream.spark.progress import lag
+from millstream.spark.observe.lag import lag
 
 if TYPE_CHECKING:
     from millstream.cli.context import App
     from millstream.spark.jobs.driver import Step, Summary
     from millstream.spark.jobs.job import Request
-    from millstream.spark.progress import Lag
+    from millstream.spark.observe.lag import Lag
 
 LINE_EVERY_S: Final = 1.0
 

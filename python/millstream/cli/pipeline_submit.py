@@ -1,7 +1,7 @@
 """`millstream pipeline submit`: the `spark-submit` line that runs a job on a cluster, printed or run.
 
 Where it sits: beside `pipeline.py`, whose options it takes. What runs on the cluster is `millstream.spark.jobs`, from a zip
-of pure Python that goes with it (`millstream.spark.ship`).
+of pure Python that goes with it (`millstream.spark.deploy.ship`).
 
 Invariants:
 - I-SUB-1  What can be refused is refused here, before anything is submitted.
@@ -85,7 +85,7 @@ def submit(**given: Any) -> int:
 
 def write_files(folder: Path) -> tuple[Path, Path]:
     """The zip and the program; both are replaced, so that they fit this version."""
-    from millstream.spark.ship import build_zip
+    from millstream.spark.deploy.ship import build_zip
 
     folder.mkdir(parents=True, exist_ok=True)
     main = folder / MAIN_NAME

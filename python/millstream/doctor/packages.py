@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from millstream.doctor.finding import Finding, fail, ok, warn
 from millstream.spark import java as spark_java
-from millstream.spark import versions
+from millstream.spark.deploy import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.doctor.finding import Finding, fail, ok, warn
 from millstream.errors import MillstreamError
-from millstream.spark import versions
+from millstream.spark.deploy import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """The Spark connector: `format("millstream")` for batch and streaming, reading and writing.
 
-Reading order: `options` (what can be asked for), `source` (what Spark calls), `columns` and `offsets`
-(the contracts), `plan` (tasks), `reader` (a task), `stream_reader` with `follow` and `loss` (a query),
-`decode` (JSON values); beside them `session`, `java` and `versions` (starting Spark), `ship` (clusters without
-Millstream), `progress` and `listener` (lag). Spark finds it through the module `pyspark_millstream`; nothing is registered.
+Reading order: `options` (what can be asked for), `source` (what Spark calls), then by folder: `read` (what comes out
+of streams), `json` (their values by a schema), `write` (rows into streams), `jobs` (what `millstream pipeline` runs).
+Beside them `session` and `java` (starting Spark), `deploy` (clusters without Millstream), `observe` (lag). Spark finds it
+through the module `pyspark_millstream`; nothing is registered.
 
 Invariants:
 - I-SPK-1  Pure Python over the client: it ships to executors, and never imports the native module.
@@ -15,20 +15,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millstream.spark.deploy.ship import build_zip, register
     from millstream.spark.errors import ConnectorError
-    from millstream.spark.listener import LagListener
-    from millstream.spark.progress import Lag, lag
-    from millstream.spark.ship import build_zip, register
+    from millstream.spark.observe.lag import Lag, lag
+    from millstream.spark.observe.listener import LagListener
     from millstream.spark.source import MillstreamDataSource
 
 _HOMES = {
     "ConnectorError": "millstream.spark.errors",
-    "Lag": "millstream.spark.progress",
-    "LagListener": "millstream.spark.listener",
+    "Lag": "millstream.spark.observe.lag",
+    "LagListener": "millstream.spark.observe.listener",
     "MillstreamDataSource": "millstream.spark.source",
-    "build_zip": "millstream.spark.ship",
-    "lag": "millstream.spark.progress",
-    "register": "millstream.spark.ship",
+    "build_zip": "millstream.spark.deploy.ship",
+    "lag": "millstream.spark.observe.lag",
+    "register": "millstream.spark.deploy.ship",
 }
 
 __all__ = [
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_HOMES[name])
     except ImportError:
-        from millstream.spark.versions import require_spark
+        from millstream.spark.deploy.versions import require_spark
 
         require_spark()  # a missing or older pyspark is told in our words
         raise

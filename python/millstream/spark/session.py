@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from millstream.errors import ConnectionFailed, InvalidArgument, SetupError
+from millstream.spark.deploy.versions import require_spark
 from millstream.spark.java import ensure_java
-from millstream.spark.versions import require_spark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

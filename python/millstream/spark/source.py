@@ -23,15 +23,16 @@ from pyspark.sql.datasource import (
 )
 
 from millstream.errors import OptionInvalid
-from millstream.spark import columns, offsets, places
 from millstream.spark.access import access
-from millstream.spark.admission import Limits
 from millstream.spark.errors import clear
-from millstream.spark.loss import Losses
-from millstream.spark.offsets import EARLIEST, LATEST, Bound
 from millstream.spark.options import Options
-from millstream.spark.reader import BatchPlan, BatchReader, ReadTask, Sizes
-from millstream.spark.stream_reader import StreamPlan, StreamReader
+from millstream.spark.read import columns, offsets
+from millstream.spark.read.batch_limits import Limits
+from millstream.spark.read.batch_reader import BatchPlan, BatchReader, ReadTask, Sizes
+from millstream.spark.read.data_loss import Losses
+from millstream.spark.read.offsets import EARLIEST, LATEST, Bound
+from millstream.spark.read.selection import selection
+from millstream.spark.read.stream_reader import StreamPlan, StreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -59,7 +60,7 @@ class MillstreamDataSource(DataSource):
         options = self._options.for_use("batch")
         batch = BatchPlan(
             task=self._task(schema),
-            selection=places.selection(options),
+            selection=selection(options),
             starts=_starts(options, EARLIEST),
             ends=_ends(options),
             sizes=_sizes(options),
@@ -70,7 +71,7 @@ class MillstreamDataSource(DataSource):
                 hint="use `earliest`, a record number, or `startingTimestamp`",
             )
         if options.flag("filterPushdown"):
-            from millstream.spark.filters import FilteringReader
+            from millstream.spark.read.pushed_filters import FilteringReader
 
             return FilteringReader(batch)
         return BatchReader(batch)
@@ -81,7 +82,7 @@ class MillstreamDataSource(DataSource):
         return StreamReader(
             StreamPlan(
                 task=self._task(schema),
-                selection=places.selection(options),
+                selection=selection(options),
                 starts=_starts(options, LATEST),
                 ends=_ends(options),
                 sizes=_sizes(options),
@@ -96,13 +97,13 @@ class MillstreamDataSource(DataSource):
 
     @clear
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from millstream.spark.writer import batch_writer
+        from millstream.spark.write.writer import batch_writer
 
         return batch_writer(self._options, self._access, schema, overwrite)
 
     @clear
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        from millstream.spark.writer import stream_writer
+        from millstream.spark.write.writer import stream_writer
 
         return stream_writer(self._options, self._access, schema, overwrite)
 

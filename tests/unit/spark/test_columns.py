@@ -17,8 +17,8 @@ from pyspark.sql.types import (
 )
 
 from millstream.errors import OptionInvalid, SchemaMismatch
-from millstream.spark.columns import Shaper, arrow_schema, check_schema, layout, split_fields
 from millstream.spark.options import Options
+from millstream.spark.read.columns import Shaper, arrow_schema, check_schema, layout, split_fields
 
 FOUR = StructType(
     [

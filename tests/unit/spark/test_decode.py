@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import RecordMalformed
-from millstream.spark.decode import Decoder, JsonForm
-from millstream.spark.json_convert import RecordConverter, java_double
+from millstream.spark.json.convert import RecordConverter, java_double
+from millstream.spark.json.decoder import Decoder, JsonForm
 from support.json_cases import CASES
 from support.json_rows import comparable
 

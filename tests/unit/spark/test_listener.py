@@ -18,7 +18,7 @@ import pytest
 import millstream
 from millstream.errors import InvalidArgument
 from millstream.spark import LagListener
-from millstream.spark import listener as module
+from millstream.spark.observe import listener as module
 from support.server import Server
 
 DEADLINE_S = 20.0

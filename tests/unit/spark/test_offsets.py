@@ -7,8 +7,8 @@ import json
 import pytest
 
 from millstream.errors import OptionInvalid, SchemaMismatch
-from millstream.spark import offsets
-from millstream.spark.offsets import EARLIEST, LATEST, Position, parse_bound, parse_time_ms
+from millstream.spark.read import offsets
+from millstream.spark.read.offsets import EARLIEST, LATEST, Position, parse_bound, parse_time_ms
 
 WIRE = "0001763000000000_0000000000004096"
 

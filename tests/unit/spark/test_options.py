@@ -7,7 +7,7 @@ import pytest
 from millstream.errors import OptionInvalid
 from millstream.spark.access import access
 from millstream.spark.options import BY_NAME, TABLE, Options
-from millstream.spark.places import selection
+from millstream.spark.read.selection import selection
 
 
 def test_names_are_unique_and_found_in_lower_case() -> None:

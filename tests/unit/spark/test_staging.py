@@ -14,9 +14,9 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from millstream.errors import MillstreamError, OptionInvalid, SchemaMismatch
 from millstream.spark.errors import ConnectorError
 from millstream.spark.options import Options
-from millstream.spark.staging import Rows, encode, pieces
-from millstream.spark.write_options import parse
-from millstream.spark.writer import check_schema, stream_writer
+from millstream.spark.write.options import parse
+from millstream.spark.write.staging import Rows, encode, pieces
+from millstream.spark.write.writer import check_schema, stream_writer
 
 
 def options(**given_options: str) -> Any:

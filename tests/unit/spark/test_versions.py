@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import SetupError
-from millstream.spark import versions
+from millstream.spark.deploy import versions
 
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.spark.jobs import JOBS, driver, find
 from millstream.spark.jobs.job import Request, Target
-from millstream.spark.progress import lag
+from millstream.spark.observe.lag import lag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,7 +31,7 @@ from millstream.spark.jobs.job import (
     selection,
     source_options,
 )
-from millstream.spark.jobs.lake_layout import HIDDEN, local_root
+from millstream.spark.jobs.lake.layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def reach(request: Request) -> None:
     from millstream.client.sync.reads import PipelineReads
     from millstream.spark.access import access
     from millstream.spark.options import Options
-    from millstream.spark.places import selection as chosen
+    from millstream.spark.read.selection import selection as chosen
 
     options = Options(source_options(request))
     with access(options).connect_first() as client:

@@ -1,8 +1,8 @@
 """Job `land`: streams into a lake of Parquet files, or into a Delta or Iceberg table; exactly once.
 
-Where it sits: found through `jobs`, run by `driver`; the work is done by the sink (`lake_sink`).
+Where it sits: found through `jobs`, run by `driver`; the work is done by the sink (`lake/sink`).
 Invariant I-LAN-1: the lake holds each record once for every reader of the plain directory, after
-whatever crash (the steps are in `lake_publish`).
+whatever crash (the steps are in `lake/publish`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs.job import JobOption, Request
-from millstream.spark.jobs.lake_layout import HIDDEN, TABLES, Layout, local_root, partition_columns
+from millstream.spark.jobs.lake.layout import HIDDEN, TABLES, Layout, local_root, partition_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,7 +63,7 @@ class Land:
         )
 
     def write(self, source: DataFrame, request: Request) -> Any:
-        from millstream.spark.jobs.lake_sink import FORMAT, LakeSink
+        from millstream.spark.jobs.lake.sink import FORMAT, LakeSink
 
         source.sparkSession.dataSource.register(LakeSink)
         layout = self.layout(request)
@@ -85,7 +85,7 @@ def queries_at(layout: Layout) -> list[str]:
 def check_kind(layout: Layout) -> None:
     """A directory keeps its kind of table, and its partitions."""
     # It loads pyarrow, which a list of jobs does without.
-    from millstream.spark.jobs.lake_publish import check_partitions, some_manifest
+    from millstream.spark.jobs.lake.publish import check_partitions, some_manifest
 
     found = table_at(layout)
     if found is not None and found != layout.table:
@@ -108,7 +108,7 @@ def table_at(layout: Layout) -> str | None:
     if (layout.root / "metadata").is_dir() and (layout.root / "catalog.db").is_file():
         return "iceberg"
     # It loads pyarrow, which a list of jobs does without.
-    from millstream.spark.jobs.lake_publish import some_manifest
+    from millstream.spark.jobs.lake.publish import some_manifest
 
     manifest = some_manifest(layout)
     return None if manifest is None else manifest.table

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs.job import STREAM_PREFIX
-from millstream.spark.jobs.lake_files import sync_directories
-from millstream.spark.jobs.lake_layout import local_root
+from millstream.spark.jobs.lake.files import sync_directories
+from millstream.spark.jobs.lake.layout import local_root
 from millstream.spark.options import TABLE, Options
 
 if TYPE_CHECKING:

@@ -1,0 +1,5 @@
+"""A directory of Parquet files, or a Delta or Iceberg table, filled exactly once: the sink behind jobs that write files.
+
+Reading order: `layout` (names of files), `sink` (what Spark calls), `files` (a task), `publish` (the driver, and why it is exact),
+`tables` with `delta` and `iceberg`.
+"""

@@ -1,0 +1,152 @@
+"""The streaming sink behind `land`, as a Python data source of Spark: `format("millstream_lake")`.
+
+Where it sits: `land` registers it with the session. Spark makes a writer in each task (`write`, on the
+executors, `files`) and another one on the driver (`commit` and `abort`, `publish`).
+
+Why a sink and not `foreachBatch`: the driver publishes exactly the files that the tasks of this batch
+report, so that attempts that failed, lost a race or came too late are never published; Spark hands
+over the ids of query and batch; and one code runs in classic and Connect sessions. Side by side on a
+busy machine (16 Nov 2026, addBatch, medians of 30): 280-314 ms against 336-356 ms for batches of ten
+rows; batches of a million rows took about the same.
+
+Options: `path`, `table` (parquet, delta, iceberg), `partitionBy` (date, stream, date,stream, none).
+Invariant I-LAK-12: the schema is checked when the query starts, not when the first row arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StringType, TimestampType
+
+from millstream.errors import InvalidArgument, PipelineError
+from millstream.spark.errors import clear
+from millstream.spark.jobs.lake.files import WrittenFile, write_files
+from millstream.spark.jobs.lake.layout import Layout, TaskPlace, local_root, partition_columns
+from millstream.spark.jobs.lake.publish import Publisher
+from millstream.spark.jobs.lake.tables import check_installed, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "millstream_lake"
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
+
+
+@dataclass
+class FilesWritten(WriterCommitMessage):
+    """What one task has written."""
+
+    query_id: str
+    files: list[WrittenFile]
+
+
+class LakeSink(DataSource):
+    """Writes streams into a lake; it reads nothing."""
+
+    publisher: ClassVar[type[Publisher]] = Publisher
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    @clear
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LakeWriter:  # noqa: N802
+        if overwrite:
+            raise InvalidArgument(
+                "a lake takes records, it does not replace them", hint="use output mode `append`"
+            )
+        layout = layout_of(self.options)
+        check_schema(schema, layout)
+        check_installed(layout.table)
+        return LakeWriter(layout, self.publisher)
+
+
+class LakeWriter(DataSourceStreamArrowWriter):
+    """One micro-batch: `write` in each task, then `commit` or `abort` on the driver."""
+
+    def __init__(self, layout: Layout, publisher: type[Publisher]) -> None:
+        self._layout = layout
+        self._publisher = publisher
+
+    @clear
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        context = TaskContext.get()
+        query_id = None if context is None else context.getLocalProperty(QUERY_PROPERTY)
+        batch_id = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
+        if context is None or query_id is None or batch_id is None:
+            raise PipelineError("a lake is written by a streaming query only")
+        place = TaskPlace(query_id, int(batch_id), context.partitionId())
+        return FilesWritten(query_id, write_files(iterator, self._layout, place))
+
+    @clear
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        query_id, files = _gather(messages)
+        if query_id is not None and files:
+            publisher = self._publisher(self._layout, table_of(self._layout))
+            publisher.publish(query_id, batchId, files)
+
+    @clear
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        query_id, files = _gather(messages)
+        if query_id is not None:
+            publisher = self._publisher(self._layout, None)
+            publisher.discard(query_id, batchId, files)
+
+
+def _gather(
+    messages: list[WriterCommitMessage | None],
+) -> tuple[str | None, list[WrittenFile]]:
+    """All files of a batch, in the order of its tasks."""
+    query_id = None
+    files: list[WrittenFile] = []
+    for message in messages:
+        if isinstance(message, FilesWritten):
+            query_id = message.query_id
+            files += message.files
+    return query_id, files
+
+
+def layout_of(options: Any) -> Layout:
+    """The options of the sink; Spark's own (`checkpointLocation`, ...) pass."""
+    path = options.get("path")
+    if not path:
+        raise InvalidArgument("a lake needs the option `path`", hint="name a directory")
+    return Layout(
+        local_root(path),
+        options.get("table", "parquet").lower(),
+        partition_columns(options.get("partitionBy", "date")),
+    )
+
+
+def check_schema(schema: StructType, layout: Layout) -> None:
+    """Partition columns must be there in the right type, and `date` must be free."""
+    types = {field.name: field.dataType for field in schema.fields}
+    wanted = {"date": ("timestamp", TimestampType()), "stream": ("stream", StringType())}
+    for name in layout.partition_by:
+        column, kind = wanted[name]
+        if types.get(column) != kind:
+            found = (
+                "there is none"
+                if column not in types
+                else f"it is `{types[column].simpleString()}`"
+            )
+            raise InvalidArgument(
+                f"partitioning by {name} needs a column `{column}` of type "
+                f"`{kind.simpleString()}`; {found}",
+                hint="keep the columns of the source, or choose another partitionBy",
+            )
+    if "date" in layout.partition_by and "date" in types:
+        raise InvalidArgument(
+            "the records have a column `date` already, which the partition would hide",
+            hint="rename it, or use partitionBy=none",
+        )
+    if types.keys() <= set(layout.partition_by):
+        raise InvalidArgument("a lake needs a column beside its partitions", hint="keep `value`")
