@@ -13,7 +13,9 @@ import pytest
 from millstream.cli.main import cli
 from support.server import ROOT
 
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+GUIDES = sorted(
+    page for folder in ("guides", "jobs") for page in (ROOT / "docs" / folder).glob("*.md")
+)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+\.md)(#[^)]+)?\)")
 

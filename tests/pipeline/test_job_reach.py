@@ -39,7 +39,7 @@ def test_a_missing_stream_or_server_is_told_before_spark_starts(
 def test_what_is_there_is_reached(server: Server, api: Api) -> None:
     assert api.put("there", b"", "application/json").status == 201
     for streams in (("there",), ("nobody/*",)):
-        driver.reach(Request(server.url, streams, Target.parse("lake")))
+        driver.reach(find("land"), Request(server.url, streams, Target.parse("lake")))
 
 
 def test_a_sink_is_reached_like_its_source() -> None:

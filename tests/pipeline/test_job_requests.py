@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from millstream.cli.context import App
+from millstream.cli.main import cli
 from millstream.control.subscriptions.globs import matcher
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs import JOBS, find
+from millstream.spark.jobs.__main__ import parser, request_of
 from millstream.spark.jobs.job import Request, Target, check_options, glob_pattern, selection
 
 SEGMENTS = ("a", "b", "a.b", "*", "**")
@@ -71,3 +77,48 @@ def test_an_unknown_job_names_those_there_are() -> None:
         find("lnad")
     assert caught.value.hint is not None
     assert all(name in caught.value.hint for name in JOBS)
+
+
+def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str, *flags: str) -> Request:
+    """What the program on the cluster makes of the line that `submit` prints."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    given = ["pipeline", "submit", job, "--master", "spark://h:1", "--print", "--json", *flags]
+    done = CliRunner().invoke(cli, given, obj=App())
+    assert done.exit_code == 0, done.output
+    command = json.loads(done.stdout)["command"]
+    behind = next(n for n, word in enumerate(command) if word.endswith("run_job.py"))
+    parsed = parser().parse_args(command[behind + 1 :])
+    assert parsed.job == job
+    return request_of(parsed)
+
+
+def test_the_cluster_is_asked_for_what_the_command_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    common = ("--from", "a", "--from", "b/*", "--to", "stream:t", "--checkpoint", "c")
+    flags = ("--create", "--end-offset", "7", "--max-rows", "5", "--option", "tokenEnv=T")
+    found = submitted(monkeypatch, tmp_path, "replay", *common, *flags, "--url", "http://h:1")
+    assert found == Request(
+        "http://h:1",
+        ("a", "b/*"),
+        Target(stream="t"),
+        {"end-offset": "7", "create": "yes"},
+        {"tokenEnv": "T"},
+        5,
+        "c",
+    )
+
+
+def test_every_job_is_a_command_with_its_options() -> None:
+    for way in ("run", "submit"):
+        for job in JOBS.values():
+            shown = CliRunner().invoke(cli, ["pipeline", way, job.name, "--help"]).stdout
+            for option in job.options:
+                assert f"--{option.name}" in shown, (way, job.name, option.name)
+
+
+def test_what_is_missing_or_set_by_the_job_is_refused() -> None:
+    replay = find("replay")
+    asked = Request("u", ("s",), Target(stream="t"), {"end-offset": "1"}, {"ENDINGoffsets": "2"})
+    with pytest.raises(InvalidArgument, match="sets the option `ENDINGoffsets` of the source"):
+        check_options(replay, asked)

@@ -20,7 +20,7 @@ from millstream.spark.jobs.lake.files import WrittenFile, write_files
 from millstream.spark.jobs.lake.layout import Layout, TaskPlace, local_root, partition_columns
 from millstream.spark.jobs.lake.publish import Publisher
 from millstream.spark.jobs.lake.tables import table_of
-from millstream.spark.jobs.land import check_kind
+from millstream.spark.jobs.lake.target import check_kind
 
 QUERY = "0c3a9d52-6a1f-4a37-9d1c-3b2f7c6e8a10"
 DAY = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)

@@ -29,7 +29,7 @@ from millstream.spark.jobs.lake.iceberg import IDENTIFIER, open_catalog
 from millstream.spark.jobs.lake.layout import Layout, TaskPlace
 from millstream.spark.jobs.lake.publish import Manifest, Publisher
 from millstream.spark.jobs.lake.tables import table_of
-from millstream.spark.jobs.land import table_at
+from millstream.spark.jobs.lake.target import table_at
 
 QUERY = "0c3a9d52-6a1f-4a37-9d1c-3b2f7c6e8a10"
 ROWS = 600

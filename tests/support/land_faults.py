@@ -113,7 +113,7 @@ def land(
     job: Any = find("land")
     if source.startswith("http"):
         asked = request(root, table, partition_by, checkpoint, source)
-        records = read_streams(spark, asked).repartition(tasks)
+        records = read_streams(spark, job, asked).repartition(tasks)
     else:
         asked = request(root, table, partition_by, checkpoint)
         records = file_source(spark, source, tasks)

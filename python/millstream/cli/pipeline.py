@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,9 @@ from millstream.cli.pipeline_progress import Display
 from millstream.cli.processes import none_left
 
 if TYPE_CHECKING:
-    from millstream.spark.jobs.job import Job, Request
+    from collections.abc import Callable
+
+    from millstream.spark.jobs.job import Job, JobOption, Request
 
 LOG_NAME: Final = "driver.log"
 LOOPBACK: Final = ("sc://127.0.0.1", "sc://localhost", "sc://[::1]", "local")
@@ -85,10 +88,11 @@ def list_jobs(app: App) -> None:
                 }
             )
             continue
-        click.echo(f"{job.name:<8}{job.summary}")
+        click.echo(f"{job.name:<13}{job.summary}")
         for option in job.options:
-            choices = f" ({', '.join(option.choices)})" if option.choices else ""
-            click.echo(f"          --{option.name}  {option.help}{choices}")
+            several = option.choices and not option.is_flag
+            choices = f" ({', '.join(option.choices)})" if several else ""
+            click.echo(f"               --{option.name}  {option.help}{choices}")
 
 
 def _pair(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -101,75 +105,143 @@ def _pair(_: click.Context, parameter: click.Parameter, values: tuple[str, ...])
     return pairs
 
 
-def _job_options(command: Any) -> Any:
-    """The options of all jobs as flags; a job refuses those that are not its own."""
-    from millstream.spark.jobs import JOBS
+def shared_options() -> list[click.Parameter]:
+    """What every job is told, in the order of the help."""
+    return [
+        click.Option(
+            ["--from", "streams"],
+            metavar="NAME|GLOB",
+            multiple=True,
+            required=True,
+            shell_complete=complete_stream,
+            help="Stream or glob to read; may be given several times.",
+        ),
+        click.Option(
+            ["--to", "target"], metavar="PATH|stream:NAME", required=True, help="Where to write."
+        ),
+        click.Option(
+            ["--checkpoint"], metavar="DIR", help="Where the run remembers what it has done."
+        ),
+        click.Option(
+            ["--once"], is_flag=True, help="Process what is there now, then exit (the default)."
+        ),
+        click.Option(
+            ["--every"], metavar="TIME", help="Keep running, with a batch every 10s, 5m, ..."
+        ),
+        click.Option(
+            ["--max-rows"],
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="At most N records per batch.",
+        ),
+    ]
 
-    for job in reversed(list(JOBS.values())):
-        for option in reversed(job.options):
-            command = click.option(
-                f"--{option.name}",
-                f"job_{option.name.replace('-', '_')}",
-                type=click.Choice(option.choices) if option.choices else str,
-                help=f"Job `{job.name}`: {option.help}  [default: {option.default}]",
-            )(command)
-    return command
+
+def spark_options() -> list[click.Parameter]:
+    return [
+        click.Option(
+            ["--option", "source_options"],
+            metavar="NAME=VALUE",
+            multiple=True,
+            callback=_pair,
+            help="Option of the source, as in Spark.",
+        ),
+        click.Option(
+            ["--conf"],
+            metavar="NAME=VALUE",
+            multiple=True,
+            callback=_pair,
+            help="Setting of Spark.",
+        ),
+    ]
 
 
-@pipeline.command(epilog=EPILOG)
-@click.argument("job", metavar="JOB")
-@click.option(
-    "--from",
-    "streams",
-    metavar="NAME|GLOB",
-    multiple=True,
-    required=True,
-    shell_complete=complete_stream,
-    help="Stream or glob to read; may be given several times.",
-)
-@click.option("--to", "target", metavar="PATH|stream:NAME", required=True, help="Where to write.")
-@click.option("--checkpoint", metavar="DIR", help="Where the run remembers what it has done.")
-@click.option("--once", is_flag=True, help="Process what is there now, then exit (the default).")
-@click.option("--every", metavar="TIME", help="Keep running, with a batch every 10s, 5m, ...")
-@click.option(
-    "--max-rows", type=click.IntRange(min=1), metavar="N", help="At most N records per batch."
-)
-@_job_options
-@click.option(
-    "--option",
-    "source_options",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=_pair,
-    help="Option of the source, as in Spark.",
-)
-@click.option(
-    "--conf", metavar="NAME=VALUE", multiple=True, callback=_pair, help="Setting of Spark."
-)
-@click.option("--master", metavar="URL", help="Spark master.  [default: local[*]]")
-@click.option("--remote", metavar="sc://HOST:PORT", help="Spark Connect server to run on.")
-@click.option(
-    "--log-file", metavar="FILE", help="Where Spark's log goes.  [default: in the checkpoint]"
-)
-@client_options
-@click.pass_obj
-def run(app: App, /, job: str, **given: Any) -> int:
-    """Run a job: `millstream pipeline list` shows which there are."""
-    from millstream.spark import jobs
+def job_option(option: JobOption) -> click.Option:
+    """The flag of an option of a job."""
+    name = f"job_{option.name.replace('-', '_')}"
+    if option.is_flag:
+        return click.Option([f"--{option.name}", name], is_flag=True, help=option.help)
+    default = f"  [default: {option.default}]" if option.default else ""
+    return click.Option(
+        [f"--{option.name}", name],
+        type=click.Choice(option.choices) if option.choices else str,
+        required=option.required,
+        help=option.help + default,
+    )
+
+
+class JobCommands(click.Group):
+    """A command for each job, made from it when it is asked for."""
+
+    def __init__(self, make: Callable[[Job], click.Command], **given: Any) -> None:
+        super().__init__(**given)
+        self._make = make
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        from millstream.spark.jobs import JOBS
+
+        return list(JOBS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command:
+        from millstream.spark.jobs import find
+
+        return self._make(find(name))
+
+
+def job_command(
+    job: Job, callback: Callable[..., int], own: list[click.Parameter]
+) -> click.Command:
+    """A job as a command; `own` are the options of the way in which it is run."""
+    options = [job_option(option) for option in job.options]
+    command = click.Command(
+        job.name,
+        callback=partial(callback, job),
+        params=[*shared_options(), *options, *spark_options(), *own],
+        help=job.summary[:1].upper() + job.summary[1:] + ".",
+    )
+    return client_options(command)
+
+
+def _run_command(job: Job) -> click.Command:
+    own: list[click.Parameter] = [
+        click.Option(["--master"], metavar="URL", help="Spark master.  [default: local[*]]"),
+        click.Option(
+            ["--remote"], metavar="sc://HOST:PORT", help="Spark Connect server to run on."
+        ),
+        click.Option(
+            ["--log-file"],
+            metavar="FILE",
+            help="Where Spark's log goes.  [default: in the checkpoint]",
+        ),
+    ]
+    return job_command(job, _run_here, own)
+
+
+def _run_here(job: Job, /, **given: Any) -> int:
     from millstream.spark.jobs import driver
 
-    found = jobs.find(job)
+    app = click.get_current_context().ensure_object(App)
     request = request_of(app, given)
     every_seconds = interval_of(given)
-    driver.check(found, request)
+    driver.check(job, request)
     if _is_here(given["remote"]):
-        driver.reach(request)
+        driver.reach(job, request)
     interrupts = Interrupts()
     try:
-        with interrupts.taken(), _hold(found, request, given["remote"]), none_left():
-            return _run(app, found, request, given, every_seconds, interrupts)
+        with interrupts.taken(), _hold(job, request, given["remote"]), none_left():
+            return _run(app, job, request, given, every_seconds, interrupts)
     except Terminated:
         return EXIT_OK
+
+
+pipeline.add_command(
+    JobCommands(
+        _run_command,
+        name="run",
+        help="Run a job here: `millstream pipeline run JOB --help` shows its options.",
+        epilog=EPILOG,
+    )
+)
 
 
 def request_of(app: App, given: dict[str, Any]) -> Request:
@@ -179,9 +251,9 @@ def request_of(app: App, given: dict[str, Any]) -> Request:
     if given["master"] and given["remote"]:
         raise click.UsageError("choose --master or --remote")
     options = {
-        name[len("job_") :].replace("_", "-"): value
+        name[len("job_") :].replace("_", "-"): "yes" if value is True else value
         for name, value in given.items()
-        if name.startswith("job_") and value is not None
+        if name.startswith("job_") and value is not None and value is not False
     }
     return Request(
         url=client_url(app.url),

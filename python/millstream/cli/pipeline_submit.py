@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from millstream.cli.context import EXIT_OK, App
-from millstream.cli.pipeline import interval_of, pipeline, request_of, run
+from millstream.cli.pipeline import JobCommands, interval_of, job_command, pipeline, request_of
 from millstream.errors import SetupError
 
 if TYPE_CHECKING:
-    from millstream.spark.jobs.job import Request
+    from millstream.spark.jobs.job import Job, Request
 
 ZIP_NAME: Final = "millstream.zip"
 MAIN_NAME: Final = "run_job.py"
@@ -41,7 +41,6 @@ from millstream.spark.jobs.__main__ import main
 
 sys.exit(main())
 '''
-NOT_HERE: Final = ("master", "remote", "log_file")
 
 EPILOG: Final = """\b
 Examples:
@@ -55,20 +54,17 @@ docs/guides/ has a page each for standalone, YARN, Kubernetes and Connect.
 """
 
 
-def submit(**given: Any) -> int:
-    """Run a job on a cluster: write the spark-submit line, and run it or print it."""
-    from millstream.spark import jobs
+def _submit(job: Job, /, **given: Any) -> int:
     from millstream.spark.jobs import driver
 
     app = click.get_current_context().ensure_object(App)
-    found = jobs.find(given.pop("job"))
     request = request_of(app, {**given, "remote": None})
     interval_of(given)
-    driver.check(found, request)
+    driver.check(job, request)
     folder = Path(given["folder"]) if given["folder"] else _cache_folder()
     archive, main = write_files(folder)
-    command = [spark_submit(), *spark_arguments(given, archive, f"millstream {found.name}")]
-    command += [str(main), found.name, *job_arguments(request, given)]
+    command = [spark_submit(), *spark_arguments(given, archive, f"millstream {job.name}")]
+    command += [str(main), job.name, *job_arguments(job, request, given)]
     environment = driver_environment(given, archive)
     if not given["only_print"]:
         from millstream.spark.java import ensure_java
@@ -132,7 +128,7 @@ def spark_arguments(given: dict[str, Any], archive: Path, name: str) -> list[str
     return arguments
 
 
-def job_arguments(request: Request, given: dict[str, Any]) -> list[str]:
+def job_arguments(job: Job, request: Request, given: dict[str, Any]) -> list[str]:
     """What is for the job: everything behind its name."""
     arguments = ["--url", request.url]
     for stream in request.streams:
@@ -145,8 +141,10 @@ def job_arguments(request: Request, given: dict[str, Any]) -> list[str]:
     ):
         if value is not None:
             arguments += [flag, str(value)]
-    for name, value in request.options.items():
-        arguments += [f"--{name}", value]
+    for option in job.options:
+        if option.name in request.options:
+            value = [] if option.is_flag else [request.options[option.name]]
+            arguments += [f"--{option.name}", *value]
     for name, value in request.source_options.items():
         arguments += ["--option", f"{name}={value}"]
     return arguments
@@ -164,9 +162,8 @@ def driver_environment(given: dict[str, Any], archive: Path) -> dict[str, str]:
     }
 
 
-def command() -> click.Command:
-    """`submit` with the options of `run`, and its own."""
-    own = [
+def _submit_command(job: Job) -> click.Command:
+    own: list[click.Parameter] = [
         click.Option(["--master"], metavar="URL", required=True, help="Cluster to run on."),
         click.Option(
             ["--deploy-mode"],
@@ -188,10 +185,14 @@ def command() -> click.Command:
             ["--print", "only_print"], is_flag=True, help="Print the line instead of running it."
         ),
     ]
-    shared = [parameter for parameter in run.params if parameter.name not in NOT_HERE]
-    return click.Command(
-        "submit", callback=submit, params=[*shared, *own], epilog=EPILOG, help=submit.__doc__
+    return job_command(job, _submit, own)
+
+
+pipeline.add_command(
+    JobCommands(
+        _submit_command,
+        name="submit",
+        help="Run a job on a cluster: write the spark-submit line, and run it or print it.",
+        epilog=EPILOG,
     )
-
-
-pipeline.add_command(command())
+)

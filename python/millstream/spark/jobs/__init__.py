@@ -1,7 +1,10 @@
 """Jobs: what `millstream pipeline run JOB` can run, locally or submitted to a cluster.
 
-Reading order: `job` (what a job is and what a run is asked for), `land` and `copy` (the jobs),
-`driver` (one run from the lock to the last batch); `lake_*` is the sink behind `land`.
+    from millstream.spark import jobs
+    query = jobs.land(spark, ["orders"], "lake", table="delta")
+
+Reading order: `job` (what a job is and what a run is asked for), the jobs, each a module of its name, `driver` (one run from the
+lock to the last batch); `streams` and `lake` are the sinks.
 
 Invariant I-JOB-1: listing the jobs imports neither pyspark nor pyarrow.
 """
@@ -13,11 +16,17 @@ from typing import TYPE_CHECKING
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs.copy import Copy
 from millstream.spark.jobs.land import Land
+from millstream.spark.jobs.replay import Replay
 
 if TYPE_CHECKING:
     from millstream.spark.jobs.job import Job
 
-JOBS: dict[str, Job] = {job.name: job for job in (Land(), Copy())}
+# From here on the name of a job is the job; its module is in `sys.modules` all the same.
+land = Land()
+copy = Copy()
+replay = Replay()
+
+JOBS: dict[str, Job] = {job.name: job for job in (land, copy, replay)}
 
 
 def find(name: str) -> Job:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.spark.jobs import JOBS, driver, find
@@ -31,17 +31,22 @@ _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="millstream.spark.jobs", description="Run a job.")
-    found.add_argument("job", choices=list(JOBS))
-    found.add_argument("--url", required=True, help="server that has the streams")
-    found.add_argument("--from", dest="streams", action="append", required=True)
-    found.add_argument("--to", dest="target", required=True)
-    found.add_argument("--checkpoint")
-    found.add_argument("--every", help="10s, 5m, ...; without it the run ends at the tail")
-    found.add_argument("--once", action="store_true", help="the default")
-    found.add_argument("--max-rows", type=int)
-    found.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
-    for name in dict.fromkeys(option.name for job in JOBS.values() for option in job.options):
-        found.add_argument(f"--{name}", dest=f"job_{name}")
+    names = found.add_subparsers(dest="job", required=True)
+    for job in JOBS.values():
+        command = names.add_parser(job.name, help=job.summary, allow_abbrev=False)
+        command.add_argument("--url", required=True, help="server that has the streams")
+        command.add_argument("--from", dest="streams", action="append", required=True)
+        command.add_argument("--to", dest="target", required=True)
+        command.add_argument("--checkpoint")
+        command.add_argument("--every", help="10s, 5m, ...; without it the run ends at the tail")
+        command.add_argument("--once", action="store_true", help="the default")
+        command.add_argument("--max-rows", type=int)
+        command.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+        for option in job.options:
+            kind: dict[str, Any] = (
+                {"action": "store_const", "const": "yes"} if option.is_flag else {}
+            )
+            command.add_argument(f"--{option.name}", dest=f"job_{option.name}", **kind)
     return found
 
 
@@ -82,7 +87,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     job, request = find(given.job), request_of(given)
     pause = None if given.once else every_seconds(given.every)
     driver.check(job, request)
-    driver.reach(request)
+    driver.reach(job, request)
     from pyspark.sql import SparkSession
 
     with driver.hold(job, request):

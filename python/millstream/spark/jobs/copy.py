@@ -7,50 +7,35 @@ Invariant I-COP-1: records of one stream stay in their order; streams are merged
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.errors import InvalidArgument
-from millstream.spark.jobs.job import JobOption, Request, glob_pattern
+from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop
+from millstream.spark.jobs.streams import CREATE, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-YES_NO = ("yes", "no")
 
-
-class Copy:
+class Copy(Job):
     """Streams to a stream."""
 
     name = "copy"
-    summary = "streams to one stream: merge, replay, move to another content type"
-    options = (
-        JobOption("create", "Create the target stream if it is missing.", "no", YES_NO),
+    summary = "streams to one stream: merge, move to another content type"
+    options: ClassVar[tuple[JobOption, ...]] = (
+        CREATE,
         JobOption("content-type", "Content type of a stream that is created.", "application/json"),
     )
 
     def check(self, request: Request, query_id: str | None) -> None:  # noqa: ARG002
         if request.target.stream is None:
             raise InvalidArgument(
-                f"job `copy` writes a stream, not the directory `{request.target}`",
+                f"job `{self.name}` writes a stream, not the directory `{request.target}`",
                 hint="write --to stream:NAME, or use job `land` for files",
             )
-        patterns = map(glob_pattern, request.streams)
-        if any(re.fullmatch(pattern, request.target.stream) for pattern in patterns):
-            raise InvalidArgument(
-                f"stream `{request.target.stream}` would be copied to itself",
-                hint="name a target that --from does not name",
-            )
+        check_no_loop(self, request)
 
     def write(self, source: DataFrame, request: Request) -> Any:
-        writer = (
-            source.select("value")
-            .writeStream.format("millstream")
-            .outputMode("append")
-            .options(**request.connection())
-            .option("stream", str(request.target.stream))
-        )
-        if request.option(self, "create") == "yes":
-            content_type = request.option(self, "content-type")
-            writer = writer.option("createStreams", "true").option("contentType", content_type)
-        return writer
+        content_type = request.option(self, "content-type")
+        rows = source.select("value")
+        return write(rows, self, request, stream=request.target.stream, content_type=content_type)

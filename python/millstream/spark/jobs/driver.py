@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -33,6 +34,7 @@ from millstream.spark.jobs.job import (
 )
 from millstream.spark.jobs.lake.layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
+from millstream.spark.jobs.streams import check_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,18 +99,19 @@ def check(job: Job, request: Request) -> None:
     checkpoint_of(request)
 
 
-def reach(request: Request) -> None:
+def reach(job: Job, request: Request) -> None:
     """A server or a stream that is missing is told now: before a JVM is started, and nothing is written."""
     from millstream.client.sync.reads import PipelineReads
     from millstream.spark.access import access
     from millstream.spark.options import Options
     from millstream.spark.read.selection import selection as chosen
 
-    options = Options(source_options(request))
+    options = Options(source_options(job, request))
     with access(options).connect_first() as client:
         streams = chosen(options)
-        reads = PipelineReads(client, options.required_number("connectTimeout") / 1000)
-        streams.all_there(streams.ask(reads))
+        seconds = options.required_number("connectTimeout") / 1000
+        streams.all_there(streams.ask(PipelineReads(client, seconds)))
+        check_targets(client, job, request, seconds)
 
 
 def checkpoint_of(request: Request) -> str:
@@ -125,6 +128,15 @@ def checkpoint_of(request: Request) -> str:
 def is_elsewhere(checkpoint: str) -> bool:
     """True if it is not a directory of this machine's file system."""
     return _REMOTE.match(checkpoint) is not None
+
+
+def absolute(checkpoint: str) -> str:
+    """A directory here, for a JVM that was started in another one."""
+    return (
+        checkpoint
+        if is_elsewhere(checkpoint)
+        else os.path.abspath(checkpoint.removeprefix("file://"))
+    )
 
 
 def local_checkpoint(request: Request) -> Path | None:
@@ -180,7 +192,7 @@ def _start(
     directory = local_checkpoint(request)
     if directory is not None and not type(session).__module__.startswith("pyspark.sql.connect"):
         note.keep(directory, job, request)  # for programs that do without `hold`
-    records = read_streams(session, request) if source is None else source
+    records = read_streams(session, job, request) if source is None else source
     writer = job.write(records, request)
     writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(
         query_name(job, request)

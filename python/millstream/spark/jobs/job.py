@@ -4,23 +4,27 @@ Where it sits: below the jobs and the driver; imports pyspark for types only.
 
 A job turns a streaming DataFrame of records into a writer. It does not know its trigger: `--once` and
 `--every` run the same code, and the driver sets the trigger, the checkpoint and the name of the query.
+Called like a function it is a query of a program; the commands and their flags are made from the same `options`.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from millstream.errors import InvalidArgument
-from millstream.spark.options import ALL, TABLE
+from millstream.spark.options import ALL, BY_NAME, TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
 STREAM_PREFIX: Final = "stream:"
+YES_NO: Final = ("yes", "no")
 _META: Final = re.compile(r"([\\.+?()|\[\]{}^$])")
 
 
@@ -30,10 +34,20 @@ class JobOption:
 
     name: str
     help: str
-    default: str
+    default: str = ""
     choices: tuple[str, ...] = ()
     fixed: bool = False
     """It may change only with a new checkpoint."""
+    required: bool = False
+
+    @property
+    def is_flag(self) -> bool:
+        return self.choices == YES_NO
+
+
+def flag(name: str, text: str) -> JobOption:
+    """Yes or no: as a flag it has no value."""
+    return JobOption(name, text, "no", YES_NO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,32 +104,85 @@ class Request:
                 return self.options.get(name, known.default)
         raise KeyError(name)
 
+    def flag(self, job: Job, name: str) -> bool:
+        return self.option(job, name) == "yes"
 
-class Job(Protocol):
-    """Something that `millstream pipeline run` can run."""
 
-    @property
-    def name(self) -> str: ...
+class Job(ABC):
+    """Something that `millstream pipeline run` can run, and a program by calling it."""
 
-    @property
-    def summary(self) -> str:
-        """One line for `millstream pipeline list`."""
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for `millstream pipeline list`."""
+    options: ClassVar[tuple[JobOption, ...]] = ()
 
-    @property
-    def options(self) -> tuple[JobOption, ...]: ...
+    @abstractmethod
+    def write(self, source: DataFrame, request: Request) -> Any:
+        """The `DataStreamWriter` that does the job; the driver starts it."""
 
-    def check(self, request: Request, query_id: str | None) -> None:
+    def check(self, request: Request, query_id: str | None) -> None:  # noqa: B027
         """Refuse what cannot work, before a session is started for it.
 
         `query_id` is the query that the checkpoint belongs to, `None` if it is a new one.
         """
 
-    def write(self, source: DataFrame, request: Request) -> Any:
-        """The `DataStreamWriter` that does the job; the driver starts it."""
+    def source(self, request: Request) -> dict[str, str]:  # noqa: ARG002
+        """Options of the source that follow from those of the job."""
+        return {}
+
+    def targets(self, request: Request) -> tuple[str, ...]:
+        """The streams that it writes."""
+        return () if request.target.stream is None else (request.target.stream,)
+
+    def __call__(
+        self,
+        spark: SparkSession,
+        streams: str | Iterable[str],
+        to: str | Path,
+        *,
+        url: str | None = None,
+        checkpoint: str | Path | None = None,
+        every: float | None = None,
+        max_rows: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Start the job and return its query: to the tail of the streams, or a batch `every` so many seconds.
+
+        `options` are those of the job (`partition_by="date"`, `create=True`) and of the source (`tokenEnv="..."`).
+        """
+        from millstream.client.wire import default_url
+        from millstream.spark.jobs import driver
+
+        own, of_source = _sorted_options(self, options)
+        request = Request(
+            url=url or default_url(),
+            streams=(streams,) if isinstance(streams, str) else tuple(streams),
+            target=Target.parse(str(to)),
+            options=own,
+            source_options=of_source,
+            rows_per_batch=max_rows,
+            checkpoint=None if checkpoint is None else driver.absolute(str(checkpoint)),
+        )
+        driver.check(self, request)
+        return driver.start(self, request, spark, every_seconds=every)
+
+
+def _sorted_options(job: Job, given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Options of the job, and of its source, as the command line would have them."""
+    own: dict[str, str] = {}
+    of_source: dict[str, str] = {}
+    names = {option.name for option in job.options}
+    for key, value in given.items():
+        name = key.replace("_", "-")
+        if name in names or key.lower() not in BY_NAME:
+            own[name] = YES_NO[not value] if isinstance(value, bool) else str(value)
+        else:
+            of_source[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return own, of_source
 
 
 def check_options(job: Job, request: Request) -> None:
-    """Every option is known and has an allowed value."""
+    """Every option is known and has an allowed value, and none is missing."""
     known = {option.name: option for option in job.options}
     for name, value in request.options.items():
         option = known.get(name)
@@ -128,18 +195,42 @@ def check_options(job: Job, request: Request) -> None:
             raise InvalidArgument(
                 f"`{value}` is not a value of `{name}`", hint="choose " + ", ".join(option.choices)
             )
+    for option in job.options:
+        if option.required and not request.options.get(option.name):
+            raise InvalidArgument(
+                f"job `{job.name}` needs the option `{option.name}`", hint=option.help
+            )
+    taken = {name.lower() for name in job.source(request)}
+    for name in request.source_options:
+        if name.lower() in taken:
+            raise InvalidArgument(
+                f"job `{job.name}` sets the option `{name}` of the source itself",
+                hint="leave it out; the job's own options say what it does",
+            )
 
 
-def read_streams(session: SparkSession, request: Request) -> DataFrame:
+def check_no_loop(job: Job, request: Request) -> None:
+    """What a job writes must not come back to it."""
+    patterns = [glob_pattern(name) for name in request.streams]
+    for target in job.targets(request):
+        if any(re.fullmatch(pattern, target) for pattern in patterns):
+            raise InvalidArgument(
+                f"stream `{target}` would be read and written by the same job",
+                hint="name a target that --from does not name",
+            )
+
+
+def read_streams(session: SparkSession, job: Job, request: Request) -> DataFrame:
     """The streaming DataFrame of all records of the streams, from the first record on."""
-    return session.readStream.format("millstream").options(**source_options(request)).load()
+    return session.readStream.format("millstream").options(**source_options(job, request)).load()
 
 
-def source_options(request: Request) -> dict[str, str]:
+def source_options(job: Job, request: Request) -> dict[str, str]:
     options = {
         "url": request.url,
         "startingOffsets": "earliest",
         **selection(request.streams),
+        **job.source(request),
         **request.source_options,
     }
     if request.rows_per_batch is not None:
