@@ -91,9 +91,9 @@ TABLE: Final[tuple[Option, ...]] = (
     Option("kafkaColumns", Kind.FLAG, "false", "Kafka's seven columns and types instead", READS, change="new"),
     Option("keyPath", Kind.TEXT, "", "names joined by dots: where in a JSON record its `key` is", READS, change="new"),
     Option("valueFormat", Kind.CHOICE, "raw", "`raw`: `value` is binary; `json`: it is a struct by `valueSchema`", READS, change="new", choices=("raw", "json")),
-    Option("valueSchema", Kind.TEXT, "", "fields of a JSON record, as DDL: `id BIGINT, name STRING`", READS, change="new"),
+    Option("valueSchema", Kind.TEXT, "", "fields of a JSON record, as DDL: `id BIGINT NOT NULL, name STRING`; a record without a field that is `NOT NULL` does not fit", READS, change="new"),
     Option("mode", Kind.CHOICE, "PERMISSIVE", "what a record that does not fit does: `PERMISSIVE` gives nulls and its text in `_corrupt_record`, `DROPMALFORMED` leaves it out, `FAILFAST` fails", READS, choices=("PERMISSIVE", "DROPMALFORMED", "FAILFAST")),
-    Option("columnNameOfCorruptRecord", Kind.TEXT, "_corrupt_record", "the field of `value` that gets the text of a record that does not fit", READS, change="new"),
+    Option("columnNameOfCorruptRecord", Kind.TEXT, "_corrupt_record", "the field of `value` that gets the text of a record that does not fit; named in `valueSchema` as `STRUCT<record: STRING, bytes: BINARY, reason: STRING, field: STRING, detail: STRING>` it says why, too", READS, change="new"),
     Option("timeZone", Kind.TEXT, "UTC", "zone of times in JSON records that name none", READS),
     Option("filterPushdown", Kind.FLAG, "false", "conditions on `stream`, `offset` and `timestamp` choose what is read; needs `spark.sql.python.filterPushdown.enabled=true`", BATCH),
     # --- writing

@@ -17,8 +17,9 @@ from pyspark.sql.types import (
 )
 
 from millstream.errors import OptionInvalid, SchemaMismatch
+from millstream.spark.json.ddl import Field, split_fields
 from millstream.spark.options import Options
-from millstream.spark.read.columns import Shaper, arrow_schema, check_schema, layout, split_fields
+from millstream.spark.read.columns import Shaper, arrow_schema, check_schema, layout
 
 FOUR = StructType(
     [
@@ -95,14 +96,14 @@ def test_the_corrupt_field_is_added_once() -> None:
         chosen = layout(Options({"valueFormat": "json", **options}))
         return next(column.type for column in chosen.columns if column.name == "value")
 
-    assert value_type(valueSchema="a int") == "struct<a int, `_corrupt_record` string>"
+    assert value_type(valueSchema="a int") == "struct<`a` int, `_corrupt_record` string>"
     assert value_type(valueSchema="_corrupt_record string, a int") == (
-        "struct<_corrupt_record string, a int>"
+        "struct<`_corrupt_record` string, `a` int>"
     )
     assert value_type(valueSchema="struct<a:int>", columnNameOfCorruptRecord="bad") == (
-        "struct<a:int, `bad` string>"
+        "struct<`a` int, `bad` string>"
     )
-    assert value_type(valueSchema="a int", mode="FAILFAST") == "struct<a int>"
+    assert value_type(valueSchema="a int", mode="FAILFAST") == "struct<`a` int>"
     json_text = StructType([StructField("a b", IntegerType())]).json()
     assert value_type(valueSchema=json_text, mode="FAILFAST") == "struct<`a b` int>"
 
@@ -144,12 +145,16 @@ def test_every_type_that_can_be_decoded_is_taken() -> None:
         "struct<x int, y: string>",
     ]:
         for end in ("", " NOT NULL", " COMMENT 'a, b'", " not null comment 'it\\'s'"):
-            assert split_fields(f"a {kind}{end}, b int")[1] == ("b", "b int")
+            found = split_fields(f"a {kind}{end}, b int")
+            assert found == [Field("a", kind, required="null" in end.lower()), Field("b", "int")]
 
 
 def test_fields_of_ddl() -> None:
     ddl = "a int, `b,c` array<struct<x:int,y:map<string,int>>> COMMENT 'q, r', d decimal(10,2)"
-    assert [name for name, _ in split_fields(ddl)] == ["a", "b,c", "d"]
+    assert [field.name for field in split_fields(ddl)] == ["a", "b,c", "d"]
+    nested = split_fields("a struct<x: int, `y,z`: struct<q decimal(3,1)>>")[0]
+    assert [field.text for field in nested.inner] == ["`x` int", "`y,z` struct<q decimal(3,1)>"]
+    assert nested.inner[0].inner == []
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ import pyarrow.json as pj
 from millstream.errors import OptionInvalid, RecordMalformed
 from millstream.spark.json.columns import Columns, is_iso, iso_times, put
 from millstream.spark.json.convert import Misfit, RecordConverter, Row
+from millstream.spark.json.explain import Explainer
 from millstream.spark.json.times import known_zone
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class JsonForm:
     mode: str
     corrupt: str
     time_zone: str
+    required: tuple[str, ...] = ()
+    """Fields without which a record does not fit."""
 
     def check(self) -> None:
         if not known_zone(self.time_zone):
@@ -65,6 +68,12 @@ class Decoder:
         self._kind = kind
         self._corrupt_index = kind.get_field_index(form.corrupt)
         fields = [field for field in kind if field.name != form.corrupt]
+        self._required = form.required
+        self._corrupt_type = pa.string()
+        self._explainer: Explainer | None = None
+        if self._corrupt_index >= 0 and pa.types.is_struct(kind.field(self._corrupt_index).type):
+            self._corrupt_type = kind.field(self._corrupt_index).type
+            self._explainer = Explainer(fields, form.required, form.time_zone)
         self._converter = RecordConverter(pa.struct(fields), form.time_zone)
         self._columns = Columns(fields, form.time_zone)
         self._fields = fields
@@ -77,11 +86,14 @@ class Decoder:
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.BooleanArray | None]:
         """The decoded values, and which rows to keep (None: all)."""
         columns = self._block(values)
+        nothing = pa.nulls(len(values), self._corrupt_type)
         if columns is not None:
-            return self._struct(columns, pa.nulls(len(values), pa.string())), None
+            made = self._struct(columns, nothing)
+            bad = self._lacking(made)
+            return self._treated(made, values.to_pylist(), bad) if bad else (made, None)
         texts = values.to_pylist()
         found = self._columns.decode(texts)
-        made = self._struct(found.columns, pa.nulls(len(texts), pa.string()))
+        made = self._struct(found.columns, nothing)
         return self._careful(made, texts, sorted(found.doubts), found.corrupt - found.doubts)
 
     def _struct(
@@ -129,7 +141,7 @@ class Decoder:
     def _careful(
         self, made: pa.StructArray, texts: list[bytes | None], doubts: Sequence[int], bad: set[int]
     ) -> tuple[pa.StructArray, pa.BooleanArray | None]:
-        """The rows in doubt put in their places, each as it is made alone; then what the mode does with bad ones."""
+        """The rows in doubt put in their places, each as it is made alone."""
         rows: list[dict[str, Any] | None] = []
         for index in doubts:
             data = texts[index]
@@ -139,15 +151,45 @@ class Decoder:
                 bad.add(index)
         if rows:
             made = put(made, doubts, pa.array(rows, self._kind))
-        if not bad:
-            return made, None
+        bad |= self._lacking(made)
+        return self._treated(made, texts, bad) if bad else (made, None)
+
+    def _lacking(self, made: pa.StructArray) -> set[int]:
+        """Rows without a field that is required; an empty record has none at all."""
+        lacks = [made.field(name) for name in self._required]
+        if self._explainer is not None:
+            lacks.append(made)
+        return {
+            index
+            for column in lacks
+            if column.null_count
+            for index in pc.indices_nonzero(pc.is_null(column)).to_pylist()
+        }
+
+    def _treated(
+        self, made: pa.StructArray, texts: list[bytes | None], bad: set[int]
+    ) -> tuple[pa.StructArray, pa.BooleanArray | None]:
+        """What the mode does with rows that do not fit."""
         if self._mode == "FAILFAST":
             raise malformed(texts[min(bad)] or b"")
         if self._mode == "DROPMALFORMED":
             return made, pa.array([index not in bad for index in range(len(texts))], pa.bool_())
-        shown = [(text or b"").decode("utf-8", "replace") if index in bad else None for index, text in enumerate(texts)]  # fmt: skip
         columns = [made.field(field.name) for field in self._fields]
-        return self._struct(columns, pa.array(shown, pa.string()), made.is_null()), None
+        shown = pa.array(
+            [
+                self._shown(text or b"") if index in bad else None
+                for index, text in enumerate(texts)
+            ],
+            self._corrupt_type,
+        )
+        # With its reason every row is one, also an empty record.
+        nulls = None if self._explainer else made.is_null()
+        return self._struct(columns, shown, nulls), None
+
+    def _shown(self, data: bytes) -> Any:
+        if self._explainer is not None:
+            return self._explainer.entry(data)
+        return data.decode("utf-8", "replace")
 
 
 def malformed(data: bytes) -> RecordMalformed:

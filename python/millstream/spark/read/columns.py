@@ -11,14 +11,15 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from millstream.errors import OptionInvalid, SchemaMismatch
-from millstream.spark.json.decoder import DECIMAL_DIGITS, Decoder, JsonForm
+from millstream.spark.json.ddl import Field, parse_schema
+from millstream.spark.json.decoder import Decoder, JsonForm
+from millstream.spark.json.explain import REASONS_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,126 +146,18 @@ def _json_form(options: Options) -> JsonForm | None:
         )
     corrupt = options.text("columnNameOfCorruptRecord") or "_corrupt_record"
     mode = options.text("mode")
-    try:
-        fields = split_fields(_as_ddl(text))
-    except _BadSchema as error:
-        raise _bad_schema(text, error.message) from None
-    names = [name for name, _ in fields]
-    parts = [part for _, part in fields]
-    if mode == "PERMISSIVE" and corrupt not in names:
-        parts.append(f"`{corrupt.replace('`', '``')}` string")
+    fields = parse_schema(text)
+    if mode == "PERMISSIVE" and corrupt not in [field.name for field in fields]:
+        fields.append(Field(corrupt, "string"))
     form = JsonForm(
-        ddl=f"struct<{', '.join(parts)}>",
+        ddl=f"struct<{', '.join(field.text for field in fields)}>",
         mode=mode,
         corrupt=corrupt,
         time_zone=options.text("timeZone") or "UTC",
+        required=tuple(field.name for field in fields if field.required),
     )
     form.check()
     return form
-
-
-def _as_ddl(text: str) -> str:
-    """DDL as given, with the `struct<...>` around it taken off; JSON of a schema is turned to DDL."""
-    if text.startswith("{"):
-        import json
-
-        from pyspark.sql.types import StructType
-
-        try:
-            struct = StructType.fromJson(json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
-            raise _bad_schema(text, f"not the JSON of a schema: {error}") from None
-        return ", ".join(
-            f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}"
-            for field in struct.fields
-        )
-    if re.match(r"struct\s*<", text, re.IGNORECASE) and text.endswith(">"):
-        return text[text.index("<") + 1 : -1].strip()
-    return text
-
-
-_PAIRS: Final = {"<": ">", "(": ")"}
-
-
-def split_fields(ddl: str) -> list[tuple[str, str]]:
-    """The fields of a DDL list, as (name, text). A type that Spark's parser would refuse is refused here, by name."""
-    return [_field(part) for part in _parts(ddl)]
-
-
-def _parts(ddl: str) -> list[str]:
-    """What stands between the commas that are outside of brackets and quotes."""
-    parts: list[str] = []
-    closing: list[str] = []
-    quote = ""
-    begin = 0
-    for index, character in enumerate(ddl):
-        if quote:
-            quote = "" if character == quote and ddl[index - 1] != "\\" else quote
-        elif character in "`'\"":
-            quote = character
-        elif character in _PAIRS:
-            closing.append(_PAIRS[character])
-        elif character in ">)":
-            if not closing or closing.pop() != character:
-                raise _BadSchema(f"`{character}` without its opening bracket")
-        elif character == "," and not closing:
-            parts.append(ddl[begin:index])
-            begin = index + 1
-    if quote or closing:
-        raise _BadSchema(f"it ends inside `{quote or closing[-1]}`")
-    return [part.strip() for part in [*parts, ddl[begin:]]]
-
-
-_FIELD: Final = re.compile(r"(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*(\S.*)", re.DOTALL)
-_BEHIND_TYPE: Final = re.compile(
-    r"(?:\s+NOT\s+NULL)?(?:\s+COMMENT\s+(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))?$",
-    re.IGNORECASE | re.DOTALL,
-)
-_NESTED: Final = re.compile(r"(array|map|struct)\s*<(.*)>", re.IGNORECASE | re.DOTALL)
-_PLAIN: Final = re.compile(
-    r"boolean|tinyint|byte|smallint|short|int|integer|bigint|long|float|real|double|date|binary|string"
-    r"|timestamp|timestamp_ltz|timestamp_ntz|(?:decimal|dec|numeric)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?",
-    re.IGNORECASE,
-)
-
-
-def _field(part: str) -> tuple[str, str]:
-    found = _FIELD.fullmatch(part)
-    if found is None:
-        raise _BadSchema(f"`{part}` is not a name and a type")
-    quoted, name, kind = found.groups()
-    if name is not None and not re.fullmatch(r"\w+", name):
-        raise _BadSchema(f"`{name}` is not a name, unless it stands in backquotes")
-    _check_type(_BEHIND_TYPE.sub("", kind))
-    return (quoted.replace("``", "`") if quoted else name), part
-
-
-def _check_type(text: str) -> None:
-    nested = _NESTED.fullmatch(text)
-    if nested is not None and nested[1].lower() == "struct":
-        split_fields(nested[2])
-        return
-    if nested is not None:
-        parts = _parts(nested[2])
-        if len(parts) != {"array": 1, "map": 2}[nested[1].lower()]:
-            raise _BadSchema(f"`{text}` has {len(parts)} types inside")
-        for part in parts:
-            _check_type(part)
-        return
-    plain = _PLAIN.fullmatch(text)
-    if plain is None or not int(plain[2] or 0) <= int(plain[1] or 10) <= DECIMAL_DIGITS:
-        raise _BadSchema(f"`{text}` is not a type that can be decoded")
-
-
-class _BadSchema(OptionInvalid):
-    """A part of `valueSchema` is wrong; told with the whole of it."""
-
-
-def _bad_schema(text: str, reason: str) -> OptionInvalid:
-    return OptionInvalid(
-        f"option `valueSchema` is `{text}`: {reason}",
-        hint="write DDL such as `id BIGINT, tags ARRAY<STRING>`",
-    )
 
 
 # ---------------------------------------------------------------------------- Spark's schema
@@ -300,10 +193,11 @@ def _check_value(form: JsonForm, found: object) -> None:
             hint="leave `.schema(...)` out, or set `valueFormat=raw`",
         )
     corrupt = [field for field in found.fields if field.name == form.corrupt]
-    if corrupt and corrupt[0].dataType.simpleString() != "string":
+    if corrupt and corrupt[0].dataType.simpleString() not in ("string", REASONS_TYPE):
         raise SchemaMismatch(
             f"`{form.corrupt}` has type {corrupt[0].dataType.simpleString()}",
-            hint="it gets the text of a record that does not fit, so it is a string",
+            hint="it gets the text of a record that does not fit, so it is a string; or, to get the reason "
+            f"too, a {REASONS_TYPE}",
         )
     if problem := unsupported(found, "value"):
         raise SchemaMismatch(problem, hint="read `value` raw and decode it with `from_json`")

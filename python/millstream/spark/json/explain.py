@@ -1,0 +1,121 @@
+"""Why a record does not fit its schema: which field, and what is there instead.
+
+Where it sits: in `decoder.py`, for the records that turned out to be bad, and only where somebody asks for the reason (`REASONS_TYPE`).
+It decides nothing: each field is decoded alone, by the converter that decides for whole records, until one of them fails.
+
+Invariants:
+- I-EXP-1  A record that the converter calls corrupt has a reason; the field is named if the fault is inside one.
+- I-EXP-2  It costs nothing while records fit.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from millstream.spark.json.convert import RecordConverter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+REASONS_TYPE: Final = "struct<record:string,bytes:binary,reason:string,field:string,detail:string>"
+"""A corrupt-record column that wants to know why."""
+NOT_JSON: Final = "not_json"
+NOT_AN_OBJECT: Final = "not_an_object"
+WRONG_TYPE: Final = "wrong_type"
+MISSING: Final = "missing"
+SHOWN_CHARACTERS: Final = 100
+
+
+class Reason(NamedTuple):
+    reason: str
+    field: str | None
+    detail: str
+
+
+class Explainer:
+    """Says why records of one schema are bad."""
+
+    def __init__(self, fields: Iterable[pa.Field], required: Iterable[str], time_zone: str) -> None:
+        self._fields = list(fields)
+        self._required = list(required)
+        # Most records of a block fail for the same reason: the converters are made once.
+        self._converter = cache(lambda kind: RecordConverter(kind, time_zone))
+
+    def entry(self, data: bytes) -> dict[str, Any]:
+        """The corrupt-record column of one record: its text, or its bytes where they are no text."""
+        found = self.why(data)
+        text: str | None = None
+        with suppress(UnicodeDecodeError):
+            text = data.decode()
+        entry = {"record": text, "bytes": data if text is None else None}
+        return {**entry, **found._asdict()}
+
+    def why(self, data: bytes) -> Reason:
+        if self._is_bad(pa.struct([]), data) or not data.strip():
+            return _not_an_object(data)
+        for field in self._fields:
+            if self._is_bad(pa.struct([field]), data):
+                return self._inside(field, data)
+        for name in self._required:
+            kind = pa.struct([field for field in self._fields if field.name == name])
+            if (self._converter(kind).row(data).values or {}).get(name) is None:
+                return Reason(MISSING, name, f"`{name}` is null or not there")
+        return Reason(NOT_JSON, None, "the record is damaged behind its last field")
+
+    def _is_bad(self, kind: pa.StructType, data: bytes) -> bool:
+        return bool(self._converter(kind).row(data).corrupt)
+
+    def _inside(self, field: pa.Field, data: bytes) -> Reason:
+        """The innermost field of nested objects that is bad by itself."""
+        path, wrap, kind = [field.name], field.with_type, field.type
+        while pa.types.is_struct(kind) and not self._is_bad(pa.struct([wrap(pa.struct([]))]), data):
+            for inner in kind:
+                narrowed = wrap(pa.struct([inner]))
+                if self._is_bad(pa.struct([narrowed]), data):
+                    path.append(inner.name)
+                    wrap = _deeper(wrap, inner)
+                    kind = inner.type
+                    break
+            else:
+                break
+        found = _shown(data, path)
+        return Reason(WRONG_TYPE, ".".join(path), f"{found} is not {_name(kind)}")
+
+
+def _deeper(wrap: Any, inner: pa.Field) -> Any:
+    return lambda kind: wrap(pa.struct([inner.with_type(kind)]))
+
+
+def _not_an_object(data: bytes) -> Reason:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return Reason(NOT_JSON, None, str(error))
+    return Reason(NOT_AN_OBJECT, None, f"{_cut(data.decode().strip())} is not a JSON object")
+
+
+def _shown(data: bytes, path: list[str]) -> str:
+    try:
+        value = json.loads(data)
+        for name in path:
+            value = value[name]
+        return _cut(json.dumps(value, ensure_ascii=False))
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return "what is there"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _name(kind: pa.DataType) -> str:
+    """The type as people write it in a schema."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    name: str = from_arrow_type(kind).simpleString()
+    return name
