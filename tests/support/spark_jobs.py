@@ -66,3 +66,10 @@ def failing_commit(server: Server, nth: int, moment: Moment) -> Iterator[str]:
         assert rule.seen >= nth, "no commit failed"
     finally:
         proxy.close()
+
+
+def forget_last_batch(checkpoint: Path) -> None:
+    """As if the driver had died between the commit to the sink and Spark's own note of it."""
+    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    (checkpoint / "commits" / str(last)).unlink()
+    (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)

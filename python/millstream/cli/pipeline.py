@@ -40,9 +40,9 @@ Examples:
       a Delta table: the same files, and a commit per batch
   millstream pipeline run copy --from 'orders/*' --to stream:all-orders --checkpoint cp
       several streams merged into one
-  millstream pipeline run land --from orders --to lake --option valueFormat=json \\
-      --option 'valueSchema=id BIGINT, price DOUBLE'
-      typed columns instead of bytes
+  millstream pipeline run decode --from orders --to lake --schema 'id BIGINT, price DOUBLE' \\
+      --dead-letters orders-dead --create
+      typed columns; records that do not fit go to a stream of their own
 \b
 A glob: `*` stands for text within a segment, `**` for any number of segments.
 \b

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs.copy import Copy
+from millstream.spark.jobs.decode import Decode
 from millstream.spark.jobs.land import Land
+from millstream.spark.jobs.redrive import Redrive
 from millstream.spark.jobs.replay import Replay
 
 if TYPE_CHECKING:
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 land = Land()
 copy = Copy()
 replay = Replay()
+decode = Decode()
+redrive = Redrive()
 
-JOBS: dict[str, Job] = {job.name: job for job in (land, copy, replay)}
+JOBS: dict[str, Job] = {job.name: job for job in (land, copy, replay, decode, redrive)}
 
 
 def find(name: str) -> Job:

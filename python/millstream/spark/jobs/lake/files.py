@@ -68,7 +68,7 @@ def write_files(
     batches: Iterable[pa.RecordBatch], layout: Layout, place: TaskPlace
 ) -> list[WrittenFile]:
     """Write one task's rows; returns its files in the order in which they were begun."""
-    task = _Task(layout, place)
+    task = TaskFiles(layout, place)
     try:
         for batch in batches:
             task.add(batch)
@@ -78,7 +78,9 @@ def write_files(
         raise
 
 
-class _Task:
+class TaskFiles:
+    """The files of one task while rows are added."""
+
     def __init__(self, layout: Layout, place: TaskPlace) -> None:
         self._layout = layout
         self._place = place

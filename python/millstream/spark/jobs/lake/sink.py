@@ -9,7 +9,8 @@ over the ids of query and batch; and one code runs in classic and Connect sessio
 busy machine (16 Nov 2026, addBatch, medians of 30): 280-314 ms against 336-356 ms for batches of ten
 rows; batches of a million rows took about the same.
 
-Options: `path`, `table` (parquet, delta, iceberg), `partitionBy` (date, stream, date,stream, none).
+Options: `path`, `table` (parquet, delta, iceberg), `partitionBy` (date, stream, date,stream, none), and `letters.*` for rows that
+have a `letter`.
 Invariant I-LAK-12: the schema is checked when the query starts, not when the first row arrives.
 """
 
@@ -20,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StringType, TimestampType
+from pyspark.sql.types import StringType, StructType, TimestampType
 
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.errors import clear
-from millstream.spark.jobs.lake.files import WrittenFile, write_files
+from millstream.spark.jobs.lake.files import TaskFiles, WrittenFile, write_files
 from millstream.spark.jobs.lake.layout import Layout, TaskPlace, local_root, partition_columns
 from millstream.spark.jobs.lake.publish import Publisher
 from millstream.spark.jobs.lake.tables import check_installed, table_of
@@ -33,11 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-    from pyspark.sql.types import StructType
+
+    from millstream.spark.write.writer import StreamWriter
 
 FORMAT: Final = "millstream_lake"
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
+LETTER: Final = "letter"
+"""A column that is no column of the lake: a row that has it is a dead letter."""
+LETTERS: Final = "letters."
 
 
 @dataclass
@@ -46,6 +51,14 @@ class FilesWritten(WriterCommitMessage):
 
     query_id: str
     files: list[WrittenFile]
+
+
+@dataclass
+class LettersWritten(WriterCommitMessage):
+    """The same with the letters that it has staged."""
+
+    letters: WriterCommitMessage
+    files: FilesWritten
 
 
 class LakeSink(DataSource):
@@ -58,47 +71,104 @@ class LakeSink(DataSource):
         return FORMAT
 
     @clear
-    def streamWriter(self, schema: StructType, overwrite: bool) -> LakeWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         if overwrite:
             raise InvalidArgument(
                 "a lake takes records, it does not replace them", hint="use output mode `append`"
             )
         layout = layout_of(self.options)
+        letters = letters_of(self.options)
         check_schema(schema, layout)
         check_installed(layout.table)
-        return LakeWriter(layout, self.publisher)
+        lake = LakeWriter(layout, self.publisher)
+        return lake if letters is None else LetterWriter(lake, letters)
 
 
 class LakeWriter(DataSourceStreamArrowWriter):
     """One micro-batch: `write` in each task, then `commit` or `abort` on the driver."""
 
     def __init__(self, layout: Layout, publisher: type[Publisher]) -> None:
-        self._layout = layout
+        self.layout = layout
         self._publisher = publisher
 
     @clear
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
-        context = TaskContext.get()
-        query_id = None if context is None else context.getLocalProperty(QUERY_PROPERTY)
-        batch_id = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
-        if context is None or query_id is None or batch_id is None:
-            raise PipelineError("a lake is written by a streaming query only")
-        place = TaskPlace(query_id, int(batch_id), context.partitionId())
-        return FilesWritten(query_id, write_files(iterator, self._layout, place))
+        place = task_place()
+        return FilesWritten(place.query_id, write_files(iterator, self.layout, place))
 
     @clear
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         query_id, files = _gather(messages)
         if query_id is not None and files:
-            publisher = self._publisher(self._layout, table_of(self._layout))
+            publisher = self._publisher(self.layout, table_of(self.layout))
             publisher.publish(query_id, batchId, files)
 
     @clear
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         query_id, files = _gather(messages)
         if query_id is not None:
-            publisher = self._publisher(self._layout, None)
+            publisher = self._publisher(self.layout, None)
             publisher.discard(query_id, batchId, files)
+
+
+class LetterWriter(DataSourceStreamArrowWriter):
+    """The same for rows of which some are letters: those go to a stream, the others to the lake.
+
+    Invariant I-LAK-15: the letters of a batch are committed under its query and number before the batch is published. A run that
+    died in between finds them when it comes again, and publishes the rest.
+    """
+
+    def __init__(self, lake: LakeWriter, letters: StreamWriter) -> None:
+        self._lake = lake
+        self._letters = letters
+
+    @clear
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> LettersWritten:
+        place = task_place()
+        files = TaskFiles(self._lake.layout, place)
+        try:
+            letters = self._letters.write(_apart(iterator, files))
+            return LettersWritten(letters, FilesWritten(place.query_id, files.finish()))
+        except BaseException:
+            files.discard()
+            raise
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        letters, files = _parts(messages)
+        self._letters.commit(letters, batchId)
+        self._lake.commit(files, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        letters, files = _parts(messages)
+        self._lake.abort(files, batchId)
+        self._letters.abort(letters, batchId)
+
+
+def _apart(batches: Iterator[pa.RecordBatch], files: TaskFiles) -> Iterator[pa.RecordBatch]:
+    """The letters; all other rows go to the files on the way."""
+    import pyarrow as pa
+
+    for batch in batches:
+        letters = batch.column(LETTER)
+        kept = batch.drop_columns([LETTER])
+        if letters.null_count < len(letters):
+            kept = kept.filter(letters.is_null())
+            yield pa.record_batch({"value": letters.drop_null()})
+        files.add(kept)
+
+
+def _parts(messages: list[WriterCommitMessage | None]) -> tuple[list[Any], list[Any]]:
+    written = [message for message in messages if isinstance(message, LettersWritten)]
+    return [message.letters for message in written], [message.files for message in written]
+
+
+def task_place() -> TaskPlace:
+    context = TaskContext.get()
+    query_id = None if context is None else context.getLocalProperty(QUERY_PROPERTY)
+    batch_id = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
+    if context is None or query_id is None or batch_id is None:
+        raise PipelineError("a lake is written by a streaming query only")
+    return TaskPlace(query_id, int(batch_id), context.partitionId())
 
 
 def _gather(
@@ -124,6 +194,23 @@ def layout_of(options: Any) -> Layout:
         options.get("table", "parquet").lower(),
         partition_columns(options.get("partitionBy", "date")),
     )
+
+
+def letters_of(options: Any) -> StreamWriter | None:
+    """The writer of letters, if there are any: its options are those of the connector with `LETTERS` before them."""
+    from millstream.spark.access import access
+    from millstream.spark.options import Options
+    from millstream.spark.write.writer import stream_writer
+
+    given = {
+        name.removeprefix(LETTERS): value
+        for name, value in options.items()
+        if name.startswith(LETTERS)
+    }
+    if not given:
+        return None
+    found = Options(given)
+    return stream_writer(found, access(found), StructType().add("value", "string"), False)
 
 
 def check_schema(schema: StructType, layout: Layout) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from millstream.spark.jobs.job import Job, Request
 
 PARTITIONINGS: Final = ("date", "stream", "date,stream", "none")
-OPTIONS: Final = (
+SHARED: Final = flag("shared", "Runs with other checkpoints write here too.")
+FORM: Final = (
     JobOption("table", "What the directory becomes.", "parquet", TABLES, fixed=True),
     JobOption(
         "partition-by",
@@ -30,8 +31,9 @@ OPTIONS: Final = (
         PARTITIONINGS,
         fixed=True,
     ),
-    flag("shared", "Runs with other checkpoints write here too."),
 )
+"""What a lake looks like."""
+OPTIONS: Final = (*FORM, SHARED)
 
 
 def layout_of(job: Job, request: Request) -> Layout:
@@ -42,13 +44,13 @@ def layout_of(job: Job, request: Request) -> Layout:
     )
 
 
-def check(job: Job, request: Request, query_id: str | None) -> None:
+def check(job: Job, request: Request, query_id: str | None, *, shared: bool = False) -> None:
     layout = layout_of(job, request)
     if layout.root.exists() and not layout.root.is_dir():
         raise InvalidArgument(f"`{layout.root}` is not a directory", hint="name another one")
     check_kind(layout)
     others = [name for name in queries_at(layout) if name != query_id]
-    if others and not request.flag(job, "shared"):
+    if others and not shared and not request.flag(job, SHARED.name):
         raise InvalidArgument(
             f"`{layout.root}` was filled with another checkpoint, of query {others[0]}; "
             "a new one would land the same records a second time",
