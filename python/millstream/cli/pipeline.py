@@ -305,6 +305,7 @@ def _run(
     interrupts: Interrupts,
 ) -> int:
     from millstream.spark.jobs import driver
+    from millstream.spark.jobs.state import described, session_settings
     from millstream.spark.session import build_session
 
     display = Display(app, sys.stderr)
@@ -318,7 +319,7 @@ def _run(
             f"millstream {job.name}",
             master=given["master"],
             remote=given["remote"],
-            conf=given["conf"],
+            conf={**session_settings(job), **given["conf"]},
             log_file=log_file,
         )
 
@@ -327,6 +328,8 @@ def _run(
             display.poll()
 
         with driver.closing(session), interrupts.noted():
+            if job.stateful:
+                display.say(described(session, job))
             query = driver.start(job, request, session, every_seconds=every_seconds)
             with driver.running(query):
                 display.begin(job.name, request)

@@ -98,8 +98,12 @@ class Display:
                 "seconds": round(summary.seconds, 3),
                 "target": str(request.target),
             }
+            if summary.state is not None:
+                document |= {"open": summary.state.open, "late": summary.state.late}
             click.echo(json.dumps(document))
             return
+        if summary.state is not None:
+            self.say(str(summary.state))
         if summary.rows == 0:
             self.say("nothing new: everything was there already")
             return

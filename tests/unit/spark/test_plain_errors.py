@@ -56,6 +56,10 @@ def test_an_error_of_ours_is_itself_and_others_are_left_alone() -> None:
     error = plain_error(PySparkException(FRAMES + raised + JAVA))
     assert isinstance(error, StreamNotFound)
     assert (error.message, error.hint) == ("stream `s` does not exist", "create it")
+    of_job = "terminated with exception: [USER_RAISED_EXCEPTION] field_missing: no `id`. Hint: decode. SQLSTATE: P0001 SQLSTATE: X"
+    error = plain_error(PySparkException(of_job + JAVA))
+    assert error is not None
+    assert (error.code, error.message, error.hint) == ("field_missing", "no `id`", "decode")
     assert plain_error(ValueError("x")) is None
     java = plain_error(PySparkException("[TABLE_NOT_FOUND] There is no table.\nmore"))
     assert java is not None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs.copy import Copy
 from millstream.spark.jobs.decode import Decode
+from millstream.spark.jobs.deduplicate import Deduplicate
 from millstream.spark.jobs.land import Land
 from millstream.spark.jobs.redrive import Redrive
 from millstream.spark.jobs.replay import Replay
@@ -29,8 +30,9 @@ copy = Copy()
 replay = Replay()
 decode = Decode()
 redrive = Redrive()
+deduplicate = Deduplicate()
 
-JOBS: dict[str, Job] = {job.name: job for job in (land, copy, replay, decode, redrive)}
+JOBS: dict[str, Job] = {job.name: job for job in (land, copy, replay, decode, redrive, deduplicate)}
 
 
 def find(name: str) -> Job:

@@ -11,22 +11,18 @@ Invariant I-JMN-1: it takes the same names and values as `millstream pipeline ru
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.spark.jobs import JOBS, driver, find
-from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs import JOBS, driver, find, state
+from millstream.spark.jobs.job import Request, Target, seconds_of
 from millstream.spark.observe.lag import lag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from millstream.spark.jobs.driver import Step
-
-_DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
-_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,19 +69,10 @@ def request_of(given: argparse.Namespace) -> Request:
     )
 
 
-def every_seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise InvalidArgument(f"`{text}` is not a duration", hint="write it like 10s, 5m or 1h")
-    return float(int(match[1]) * _UNIT_SECONDS[match[2] or "s"])
-
-
 def run(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     job, request = find(given.job), request_of(given)
-    pause = None if given.once else every_seconds(given.every)
+    pause = None if given.once or given.every is None else float(seconds_of(given.every))
     driver.check(job, request)
     driver.reach(job, request)
     from pyspark.sql import SparkSession
@@ -93,10 +80,14 @@ def run(arguments: Sequence[str] | None = None) -> None:
     with driver.hold(job, request):
         session = SparkSession.builder.appName(f"millstream {job.name}").getOrCreate()
         with driver.closing(session):
+            if job.stateful:
+                print(state.described(session, job), file=sys.stderr)
             query = driver.start(job, request, session, every_seconds=pause)
             with driver.running(query):
                 summary = driver.watch(query, _tell)
     print(f"done: {summary.rows} rows in {summary.batches} batches", file=sys.stderr)
+    if summary.state is not None:
+        print(summary.state, file=sys.stderr)
 
 
 def _tell(step: Step) -> None:

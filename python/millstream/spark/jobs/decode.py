@@ -49,6 +49,8 @@ class Decode(Job):
         streams.CREATE,
         *target.OPTIONS,
     )
+    shares: ClassVar[bool] = False
+    """Whether the lake may be that of another checkpoint."""
 
     def check(self, request: Request, query_id: str | None) -> None:
         check_no_loop(self, request)
@@ -56,21 +58,10 @@ class Decode(Job):
             raise InvalidArgument(
                 "good records and dead letters would be in one stream", hint="name two streams"
             )
-        names = [path[-1] for path in flat_paths(self.fields(request))]
-        if request.target.path is not None:
-            self.check_lake(request, query_id)
-            check_names(names, TAKEN)
-            return
-        check_names(names, frozenset())
-        for option in target.OPTIONS:
-            if option.name in request.options:
-                raise InvalidArgument(
-                    f"--{option.name} means nothing for a stream",
-                    hint="leave it out, or name a directory as target",
-                )
-
-    def check_lake(self, request: Request, query_id: str | None) -> None:
-        target.check(self, request, query_id)
+        to_lake = request.target.path is not None
+        names = [name for _, name in flat_paths(self.fields(request))]
+        check_names(names, TAKEN if to_lake else frozenset())
+        target.check_either(self, request, query_id, shared=self.shares)
 
     def targets(self, request: Request) -> tuple[str, ...]:
         return (*super().targets(request), request.option(self, DEAD_LETTERS.name))

@@ -34,6 +34,7 @@ from millstream.spark.jobs.job import (
 )
 from millstream.spark.jobs.lake.layout import HIDDEN, local_root
 from millstream.spark.jobs.lock import locked
+from millstream.spark.jobs.state import settings
 from millstream.spark.jobs.streams import check_targets
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ POLL_SECONDS: Final = 0.2
 JVM_END_SECONDS: Final = 10.0
 _REMOTE: Final = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:")
 _CLEAR: Final = re.compile(
-    r"Error: ([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?$", re.MULTILINE
+    r"(?:Error: |\[USER_RAISED_EXCEPTION\] )([a-z][a-z0-9_]{2,63}): (.+?)\.(?: Hint: (.+?)\.)?"
+    r"(?: SQLSTATE: \w+)*$",
+    re.MULTILINE,
 )
-"""How an error of the connector or of the lake ends its Python traceback."""
+"""How an error of the connector or of the lake ends its Python traceback, or one of a job its line of Spark."""
 _RAISED: Final = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.]+\.)?(\S.*)$", re.MULTILINE
 )
@@ -78,6 +81,17 @@ class Step:
     """Spark's own report, for the lag."""
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a job with state remembers at the end, and what it had to leave out on the way."""
+
+    open: int
+    late: int
+
+    def __str__(self) -> str:
+        return f"{self.open:,} keys stay open, {self.late:,} rows came late and were left out"
+
+
 @dataclass(slots=True)
 class Summary:
     """What a run has done."""
@@ -85,6 +99,8 @@ class Summary:
     batches: int = 0
     rows: int = 0
     seconds: float = 0.0
+    state: State | None = None
+    """Of a job that has one."""
 
 
 def check(job: Job, request: Request) -> None:
@@ -178,7 +194,7 @@ def start(
     source: DataFrame | None = None,
 ) -> Any:
     """Start the query of a job; `source` replaces the streams, for records from elsewhere."""
-    with plainly():
+    with plainly(), settings(session, job):
         return _start(job, request, session, every_seconds, source)
 
 
@@ -230,6 +246,7 @@ def watch(
             if step.rows:
                 summary.batches += 1
                 summary.rows += step.rows
+            summary.state = _state(step.progress, summary.state)
             on_step(step)
         summary.seconds = time.monotonic() - began
         if on_poll is not None:
@@ -248,6 +265,15 @@ def _news(query: Any, seen: int) -> Iterator[Step]:
         if report["batchId"] > seen and "addBatch" in (report["durationMs"] or {}):
             seen = report["batchId"]
             yield _step(report)
+
+
+def _state(report: Any, before: State | None) -> State | None:
+    operators = report["stateOperators"] or []
+    if not operators:
+        return before
+    late = sum(operator["numRowsDroppedByWatermark"] or 0 for operator in operators)
+    total = sum(operator["numRowsTotal"] or 0 for operator in operators)
+    return State(total, late + (before.late if before else 0))
 
 
 def _step(report: Any) -> Step:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STREAM_PREFIX: Final = "stream:"
+_DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 YES_NO: Final = ("yes", "no")
 _META: Final = re.compile(r"([\\.+?()|\[\]{}^$])")
 
@@ -115,6 +117,8 @@ class Job(ABC):
     summary: ClassVar[str]
     """One line for `millstream pipeline list`."""
     options: ClassVar[tuple[JobOption, ...]] = ()
+    stateful: ClassVar[bool] = False
+    """Whether it remembers records from batch to batch."""
 
     @abstractmethod
     def write(self, source: DataFrame, request: Request) -> Any:
@@ -246,6 +250,14 @@ def selection(streams: Iterable[str]) -> dict[str, str]:
     if not any("*" in name for name in names):
         return {"subscribe": ",".join(names)}
     return {"subscribePattern": "|".join(f"(?:{glob_pattern(name)})" for name in names)}
+
+
+def seconds_of(text: str) -> int:
+    """`10s`, `5m`, `1h`, `2d` in seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidArgument(f"`{text}` is not a duration", hint="write it like 10s, 5m or 1h")
+    return int(match[1]) * _UNIT_SECONDS[match[2] or "s"]
 
 
 def glob_pattern(glob: str) -> str:

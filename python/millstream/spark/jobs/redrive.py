@@ -26,6 +26,7 @@ class Redrive(Decode):
     name = "redrive"
     summary = "dead letters of `decode` through a repaired schema"
     options = (SCHEMA, DEAD_LETTERS, streams.CREATE, *target.FORM)
+    shares = True  # the lake of `decode` has its checkpoint, and none of these records
 
     def check(self, request: Request, query_id: str | None) -> None:
         if not request.checkpoint:
@@ -33,10 +34,6 @@ class Redrive(Decode):
                 "job `redrive` needs a checkpoint of its own", hint="add --checkpoint DIR"
             )
         super().check(request, query_id)
-
-    def check_lake(self, request: Request, query_id: str | None) -> None:
-        # The lake of `decode` has its checkpoint, and none of these records.
-        target.check(self, request, query_id, shared=True)
 
     def source(self, request: Request) -> dict[str, str]:  # noqa: ARG002
         from millstream.spark.jobs.letters import SCHEMA as LETTERS

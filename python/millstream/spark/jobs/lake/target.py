@@ -44,6 +44,19 @@ def layout_of(job: Job, request: Request) -> Layout:
     )
 
 
+def check_either(job: Job, request: Request, query_id: str | None, *, shared: bool = False) -> None:
+    """The same for jobs that write a lake or streams; options of a lake mean nothing for those."""
+    if request.target.path is not None:
+        check(job, request, query_id, shared=shared)
+        return
+    for option in OPTIONS:
+        if option.name in request.options:
+            raise InvalidArgument(
+                f"--{option.name} means nothing for a stream",
+                hint="leave it out, or name a directory as target",
+            )
+
+
 def check(job: Job, request: Request, query_id: str | None, *, shared: bool = False) -> None:
     layout = layout_of(job, request)
     if layout.root.exists() and not layout.root.is_dir():

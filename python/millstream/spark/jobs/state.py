@@ -1,0 +1,104 @@
+"""What jobs with state have in common: where they keep it, in how many parts, and times and keys inside of records.
+
+Where it sits: between `driver`, which starts the query inside `settings`, and the stateful jobs.
+
+Invariants:
+- I-STA-1  State is in RocksDB, in `PARTITIONS_PER_CORE` parts per core unless the caller has said how many; a checkpoint keeps what it
+           was begun with.
+- I-STA-2  The session of the caller is left as it was: only the query sees the settings.
+- I-STA-3  A record without a field that the job needs ends it with one clear error; it is never taken for another one.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.spark.jobs.job import JobOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import Column, SparkSession
+
+    from millstream.spark.jobs.job import Job
+
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
+PARTITIONS_OF_SPARK: Final = "200"
+PARTITIONS_PER_CORE: Final = 2
+PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+EVENT_TIME: Final = JobOption(
+    "event-time",
+    "Field with the time of a record, names joined by dots; without it, when it was accepted.",
+    fixed=True,
+)
+_ZONED: Final = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
+
+
+def session_settings(job: Job) -> dict[str, str]:
+    """For a session on this machine that is made for the job."""
+    if not job.stateful:
+        return {}
+    return {PARTITIONS: str(PARTITIONS_PER_CORE * (os.cpu_count() or 1))}
+
+
+@contextmanager
+def settings(session: SparkSession, job: Job) -> Iterator[None]:
+    """A query that is started inside keeps its state as the job wants it."""
+    wanted = _settings(session) if job.stateful else {}
+    before = {name: session.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, old)
+
+
+def _settings(session: SparkSession) -> dict[str, str]:
+    wanted = {PROVIDER: ROCKSDB}
+    context: Any = getattr(session, "_sc", None)  # a Connect session has none
+    if session.conf.get(PARTITIONS) == PARTITIONS_OF_SPARK and context is not None:
+        wanted[PARTITIONS] = str(PARTITIONS_PER_CORE * context.defaultParallelism)
+    return wanted
+
+
+def described(session: SparkSession, job: Job) -> str:
+    """One line for people."""
+    with settings(session, job):
+        parts = session.conf.get(PARTITIONS)
+    return f"state in RocksDB, {parts} shuffle partitions; the checkpoint keeps their number"
+
+
+def needed(column: Column, path: str) -> Column:
+    """The column; a record in which it is null ends the query."""
+    from pyspark.sql import functions as f
+
+    text = f.format_string(
+        f"field_missing: record %d of stream `%s` has no `{path.replace('%', '%%')}` that can be used. Hint: use job `decode` first, "
+        "with the field NOT NULL: such records are dead letters then.",
+        f.col("offset"),
+        f.col("stream"),
+    )
+    return f.when(column.isNotNull(), column).otherwise(f.raise_error(text).cast("string"))
+
+
+def event_time(path: str) -> Column:
+    """The time of a record: ISO 8601, in UTC where it names no zone, or milliseconds since 1970."""
+    from pyspark.sql import functions as f
+
+    if not path:
+        return f.col("timestamp")
+    steps = "".join(f"['{name}']" for name in path.split("."))
+    text = f.get_json_object(f.col("value").cast("string"), f"${steps}")
+    zoned = f.when(text.rlike(_ZONED), text).otherwise(f.concat(text, f.lit("Z")))
+    in_text = zoned.try_cast("timestamp")
+    number = text.try_cast("bigint")
+    found = f.when(number.isNotNull(), f.timestamp_millis(number)).otherwise(in_text)
+    return needed(found.cast("string"), path).cast("timestamp")
