@@ -18,6 +18,7 @@ from millstream.spark.jobs.copy import Copy
 from millstream.spark.jobs.decode import Decode
 from millstream.spark.jobs.deduplicate import Deduplicate
 from millstream.spark.jobs.land import Land
+from millstream.spark.jobs.materialise import Materialise
 from millstream.spark.jobs.redrive import Redrive
 from millstream.spark.jobs.replay import Replay
 
@@ -31,8 +32,11 @@ replay = Replay()
 decode = Decode()
 redrive = Redrive()
 deduplicate = Deduplicate()
+materialise = Materialise()
 
-JOBS: dict[str, Job] = {job.name: job for job in (land, copy, replay, decode, redrive, deduplicate)}
+JOBS: dict[str, Job] = {
+    job.name: job for job in (land, copy, replay, decode, redrive, deduplicate, materialise)
+}
 
 
 def find(name: str) -> Job:

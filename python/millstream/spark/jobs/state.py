@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.spark.jobs.job import JobOption
+from millstream.spark.jobs.refusal import refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,13 +81,12 @@ def needed(column: Column, path: str) -> Column:
     """The column; a record in which it is null ends the query."""
     from pyspark.sql import functions as f
 
-    text = f.format_string(
-        f"field_missing: record %d of stream `%s` has no `{path.replace('%', '%%')}` that can be used. Hint: use job `decode` first, "
-        "with the field NOT NULL: such records are dead letters then.",
-        f.col("offset"),
-        f.col("stream"),
+    missing = refused(
+        "field_missing",
+        f"has no `{path}` that can be used",
+        hint="use job `decode` first, with the field NOT NULL: such records are dead letters then",
     )
-    return f.when(column.isNotNull(), column).otherwise(f.raise_error(text).cast("string"))
+    return f.when(column.isNotNull(), column).otherwise(missing)
 
 
 def event_time(path: str) -> Column:

@@ -31,8 +31,9 @@ BOUNDED: Final = frozenset({"stream", "offset", "timestamp"})
 class DeltaLake:
     """The Delta table at the root of the lake."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, replaces: bool = False) -> None:
         self._layout = layout
+        self._mode = "overwrite" if replaces else "append"
 
     def enter(self, manifest: Manifest) -> None:
         from deltalake.transaction import CommitProperties, Transaction
@@ -43,7 +44,7 @@ class DeltaLake:
             return
         table.create_write_transaction(
             actions=self._actions(manifest),
-            mode="append",
+            mode=self._mode,
             schema=table.schema(),
             partition_by=list(self._layout.partition_by),
             commit_properties=CommitProperties(
