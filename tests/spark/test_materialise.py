@@ -18,10 +18,12 @@ from millstream.spark import jobs
 from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
 from support.server import Server
-from support.spark_jobs import JSON, checksum, forget_last_batch, run
+from support.spark_jobs import JSON, checksum, failing_commit, forget_last_batch, records, run
 
 PER_BATCH = 150
 BATCHES = 3
+VALUES = (lambda n: {"n": n, "ü": [n, None]}, str, lambda n: n, lambda n: f'"{n}"', lambda _: None)
+"""A string that spells a number is not that number."""
 State = dict[tuple[str, str], tuple[int, Any]]
 
 
@@ -40,7 +42,7 @@ def changes(seed: int) -> list[dict[str, Any]]:
             {
                 "type": chance.choice(["user", "order"]),
                 "key": f"k{chance.randrange(60)}",
-                **({} if operation == "delete" else {"value": {"n": n, "ü": [n, None]}}),
+                **({} if operation == "delete" else {"value": VALUES[n % len(VALUES)](n)}),
                 "headers": {"operation": operation, "timestamp": "2026-01-01T00:00:00Z"},
             }
         )
@@ -106,6 +108,27 @@ def test_every_version_is_the_fold_of_the_changes_so_far(
     assert sorted(path for path in root.glob("version=*/*")) == before
 
 
+def test_snapshots_in_a_stream_are_the_state_of_whoever_reads_it(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    sent = changes(seed=12)
+    client.create("log", content_type=JSON).append_many(sent)
+    asked = {"max_rows": PER_BATCH, "checkpoint": tmp_path / "cp", "create": True}
+    with failing_commit(server, 2, "after") as url:
+        run(spark, "materialise", "log", "stream:now", url=url, readTimeout="1s", **asked)
+    for _ in range(2):
+        run(spark, "materialise", "log", "stream:now", url=server.url, **asked)
+        found = [json.loads(text) for text in records(client, "now")]
+        assert found.count({"headers": {"control": "reset"}}) == BATCHES
+        ends = [
+            n for n, one in enumerate(found, 1) if one["headers"].get("control") == "snapshot-end"
+        ]
+        for number, end in enumerate(ends, 1):
+            now = {key: (0, value) for key, (_, value) in fold(found[:end]).items()}
+            wanted = fold(sent[: PER_BATCH * number])
+            assert as_sum(now) == as_sum({key: (0, value) for key, (_, value) in wanted.items()})
+
+
 def test_a_record_that_is_not_a_change_is_one_clear_error(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
@@ -119,10 +142,16 @@ def test_a_record_that_is_not_a_change_is_one_clear_error(
 
 
 def test_what_cannot_work_is_refused_before_spark_starts(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="writes a table"):
-        driver.check(
-            jobs.materialise, Request("u", ("s",), Target.parse("stream:t"), checkpoint="c")
-        )
+    to = Target.parse("stream:t")
+    for streams, options, said in (
+        (("a", "b"), {}, "of one changelog"),
+        (("a/*",), {}, "of one changelog"),
+        (("t",), {}, "read and written by the same job"),
+        (("a",), {"table": "parquet"}, "--table means nothing"),
+    ):
+        request = Request("u", streams, to, options, checkpoint=str(tmp_path / "cp"))
+        with pytest.raises(InvalidArgument, match=said):
+            driver.check(jobs.materialise, request)
     (tmp_path / "_millstream").mkdir()
     (tmp_path / "_millstream" / "owner").write_text("another\n")
     with pytest.raises(InvalidArgument, match="another checkpoint, of query another"):
