@@ -41,10 +41,10 @@ class Explainer:
     """Says why records of one schema are bad."""
 
     def __init__(self, fields: Iterable[pa.Field], required: Iterable[str], time_zone: str) -> None:
-        self._fields = list(fields)
         self._required = list(required)
-        # Most records of a block fail for the same reason: the converters are made once.
         self._converter = cache(lambda kind: RecordConverter(kind, time_zone))
+        self._nothing = self._converter(pa.struct([]))
+        self._alone = [(field, self._converter(pa.struct([field]))) for field in fields]
 
     def entry(self, data: bytes) -> dict[str, Any]:
         """The corrupt-record column of one record: its text, or its bytes where they are no text."""
@@ -56,14 +56,16 @@ class Explainer:
         return {**entry, **found._asdict()}
 
     def why(self, data: bytes) -> Reason:
-        if self._is_bad(pa.struct([]), data) or not data.strip():
+        if self._nothing.row(data).corrupt or not data.strip():
             return _not_an_object(data)
-        for field in self._fields:
-            if self._is_bad(pa.struct([field]), data):
+        values: dict[str, Any] = {}
+        for field, converter in self._alone:
+            row = converter.row(data)
+            if row.corrupt:
                 return self._inside(field, data)
+            values |= row.values or {}
         for name in self._required:
-            kind = pa.struct([field for field in self._fields if field.name == name])
-            if (self._converter(kind).row(data).values or {}).get(name) is None:
+            if values.get(name) is None:
                 return Reason(MISSING, name, f"`{name}` is null or not there")
         return Reason(NOT_JSON, None, "the record is damaged behind its last field")
 
