@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support.classes import as_class, change
 from support.disk import fill, mounted
 from support.http import Api, Response, producer, request_bytes
 from support.server import Server
@@ -160,6 +161,22 @@ def test_a_checkpoint_without_space_for_the_catalog_is_put_off(
     make(api, "a")
     fillers = fill_until_refused(api, small)
     check_recovery(api, server, fillers, ["a"], kind)
+
+
+def test_a_change_of_class_does_not_wait_for_space(
+    small: Path, start_server: Callable[..., Server]
+) -> None:
+    """What it needs is a checkpoint, and that finds no space: it is refused, and a stop has nothing to wait for."""
+    server = start_server(data_dir=small / "data", settings=SETTINGS)
+    api = Api(server, deadline_s=10.0)
+    assert api.put("probe", b"before").status == 201
+    assert api.put("memory", b"x", headers=as_class("ephemeral")).status == 201
+    fill(small, leave_bytes=0)
+    for path, name in (("memory", "fsync"), ("probe", "ephemeral")):
+        refused = change(api, path, name)
+        assert (refused.status, refused.code) == (507, "storage_full")
+    assert api.read_all("memory") == b"x"
+    server.stop()
 
 
 def squeeze(api: Api, small: Path, make: Callable[[], None]) -> Path | None:

@@ -245,6 +245,44 @@ def test_producers_of_all_streams_together_are_bounded(
     api.wait_for_metric("millstream_producer_bytes", 0)
 
 
+def test_producers_of_streams_that_stay_in_memory_are_bounded(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    """Streams with a lifetime are not evicted: where they remember too many, nobody new is taken."""
+    server = start_server(settings={"streams_cached_max": 16})
+    api = Api(server)
+    each, bound = 10_000, 64 * MIB
+    streams: list[str] = []
+    refused = 0
+    with api.connect() as connection:
+        while not refused:
+            assert len(streams) < 40, "they are never too many"
+            streams.append(f"{path}/{len(streams)}")
+            target = Api.target(streams[-1])
+            connection.send(request_bytes("PUT", target, {**TEXT, "Stream-TTL": "9999"}))
+            assert connection.read_response().status == 201
+            for start in range(0, each, 1000):
+                requests = [
+                    request_bytes("POST", target, {**TEXT, **producer(f"{n:0250}", 0, 0)}, b"x")
+                    for n in range(start, start + 1000)
+                ]
+                connection.send(b"".join(requests))
+                answers = [connection.read_response() for _ in requests]
+                assert {answer.status for answer in answers} <= {200, 503}
+                refused += sum(answer.status == 503 for answer in answers)
+    assert "producers" in answers[-1].json()["detail"]
+    assert answers[-1].get("retry-after")
+    assert api.metric("millstream_producer_bytes") < bound * 1.1
+    # Whoever is known goes on, and so does who needs not be.
+    first = streams[0]
+    assert api.post(first, b"x", headers=producer(f"{7:0250}", 0, 1)).status == 200
+    assert api.post(first, b"x").status == 204
+    for stream in streams[:4]:
+        assert api.delete(stream).status == 204
+    api.wait_until_metric("millstream_producer_bytes", lambda taken: taken < bound)
+    assert api.post(streams[-1], b"x", headers=producer("new", 0, 0)).status == 200
+
+
 def test_item_31_expired_streams_are_freed_without_being_touched(
     start_server: Callable[..., Server], path: str
 ) -> None:

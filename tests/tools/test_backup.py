@@ -217,7 +217,7 @@ def test_offsets_of_the_time_that_a_restore_loses_are_a_gap(
     server: Server, api: Api, start_server: StartServer, tmp_path: Path
 ) -> None:
     weak = {"Stream-Durability": "memory"}
-    assert api.put("weak", b"kept.", headers=weak).status == 201
+    kept = api.put("weak", b"kept.", headers=weak).offset
     for name in ("again", "closed"):
         assert api.put(name, b"kept.").status == 201
     assert api.close_stream("closed").status == 204
@@ -231,12 +231,19 @@ def test_offsets_of_the_time_that_a_restore_loses_are_a_gap(
     copy = Api(start_server(data_dir=restored(tmp_path / "backup", tmp_path / "restored")))
     for name in ("weak", "again"):
         assert copy.post(name, b"newer").status == 204
-    for name, body in (("weak", b"newer"), ("again", b"newer"), ("closed", b"")):
+    # What ends before the backup does was another life for certain: its reader has seen nothing of this one.
+    for name, body in (("weak", b"newer"), ("again", b"newer"), ("closed", b"kept.")):
         answer = copy.get(name, offset=lost[name])
         assert (answer.status, answer.body) == (200, body), answer
         gap = dict(part.split("=", 1) for part in answer["stream-gap"].split("; "))
         assert (gap["from"], gap["reason"]) == (lost[name], "restore")
         assert copy.get(name, offset=gap["to"]).body == body
+        # Whatever it had before that offset, it may be other bytes.
+        fork = {"Stream-Forked-From": Api.target(name), "Stream-Fork-Offset": lost[name]}
+        assert copy.put(f"{name}/fork", b"", None, fork).code == "fork_offset_invalid"
+    fork = {"Stream-Forked-From": Api.target("weak"), "Stream-Fork-Offset": kept}
+    assert copy.put("weak/kept", b"", None, fork).status == 201
+    assert copy.read_all("weak/kept") == b"kept."
     made_up = int(copy.head("weak").offset.split("_")[0]) + 1
     assert copy.get("weak", offset=f"{made_up:016d}_{5:016d}").status == 400
     assert copy.get("gone", offset=lost["weak"]).status == 404

@@ -17,6 +17,8 @@ pub const STREAM_SEQ_MAX_BYTES: usize = 256;
 pub const PRODUCERS_PER_STREAM_MAX: usize = 10_000;
 /// What a stream in memory may take for its producers before it counts as more than one of `streams_cached_max`.
 pub const PRODUCER_BYTES_PER_CACHED_STREAM: u64 = 32 * 1024;
+/// Producers may take twice that of all streams, and this much in any case, before nobody new is remembered.
+pub const PRODUCER_BYTES_MIN: u64 = 64 << 20;
 /// Largest integer a JavaScript client can carry exactly; producer epochs and sequences stay below.
 pub const SAFE_INTEGER_MAX: u64 = (1 << 53) - 1;
 /// Offsets are two decimals of 16 digits.

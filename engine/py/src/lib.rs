@@ -6,6 +6,7 @@ mod settings;
 mod tools;
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millstream_core::error::EngineError as CoreError;
@@ -104,6 +105,11 @@ impl Engine {
     #[pyo3(signature = (deadline_ms = 1500))]
     fn stop(&self, py: Python<'_>, deadline_ms: u64) -> bool {
         py.detach(|| self.server.stop(Duration::from_millis(deadline_ms)))
+    }
+
+    /// Before a stop: calls that wait for what may take long are refused from here on.
+    fn announce_stop(&self) {
+        self.server.engine.ending.store(true, Ordering::Release);
     }
 
     /// Changes while a stop gets on; the first part says what it waits for.

@@ -130,6 +130,7 @@ def _stop(engine: Engine, control: ControlThread | None) -> int:
     threading.Thread(target=_watch_stop, args=(engine, stopped), daemon=True).start()
     failure = control.failure if control is not None else None
     if control is not None:
+        engine.announce_stop()
         control.stop(CONTROL_STOP_S)
     try:
         engine.stop(DRAIN_MS)

@@ -364,7 +364,7 @@ impl Engine {
         }
         locked.retain(|entry| entry.share.is_some());
         for entry in &mut locked {
-            self.check_target(entry, plan, now_ms)?;
+            self.check_target(entry, plan, tag, now_ms)?;
         }
         if locked.is_empty() {
             // Nothing was staged at all: there is nothing to remember it in, and nothing to repeat.
@@ -377,7 +377,13 @@ impl Engine {
         self.stage_commit(&mut locked, plan, tag, now_ms)
     }
 
-    fn check_target(&self, entry: &mut Locked<'_>, plan: &Plan, now_ms: u64) -> Result<(), Undone> {
+    fn check_target(
+        &self,
+        entry: &mut Locked<'_>,
+        plan: &Plan,
+        tag: &ProducerTag<'_>,
+        now_ms: u64,
+    ) -> Result<(), Undone> {
         let Some(share) = entry.share else {
             return Ok(());
         };
@@ -405,6 +411,7 @@ impl Engine {
         if state.changing || (plan.copies || state.is_volatile()) != share.bytes.is_some() {
             return Err(Undone::Wait);
         }
+        self.check_producer_room(state, tag)?;
         self.check_commit_room(state)
     }
 

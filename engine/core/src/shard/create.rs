@@ -18,7 +18,7 @@ use crate::stream::lifecycle::{
     CreateRequest, ForkRequest, Leaves, initial_state, same_configuration,
 };
 use crate::stream::line::Line;
-use crate::stream::offsets;
+use crate::stream::offsets::{self, Gap, GapReason};
 use crate::stream::snapshot;
 use crate::stream::state::{Life, StreamState, Visible};
 
@@ -261,7 +261,12 @@ impl Engine {
             |detail: String| Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, detail));
         let start = offsets::resolve(state, &self.losses, offset)
             .map_err(|refusal| refuse(refusal.sentence().to_owned()))?;
-        if start.gap.is_some_and(|gap| gap.certain) {
+        // With a restore another life of the path may be lost, which had other bytes before this offset.
+        let foreign = |gap: &Gap| {
+            let restored = gap.reason == GapReason::Restore;
+            restored && !offsets::has_epoch(state, &self.losses, offset.epoch)
+        };
+        if start.gap.is_some_and(|gap| gap.certain || foreign(&gap)) {
             return Err(refuse(format!(
                 "Offset {offset} is in a gap of the source."
             )));

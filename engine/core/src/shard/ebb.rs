@@ -1,14 +1,26 @@
 //! When memory goes back to the system.
 //!
-//! Allocators keep what they are given back, and what was held for clients that did not read is much and comes back all
-//! at once. Maintenance looks at it each round; when it has fallen and stays low, what the allocator keeps is released.
+//! Allocators keep what they are given back, and some of it is much and comes back all at once: what was held for clients
+//! that did not read, bytes that went to files, producers of streams that left memory. Maintenance looks at it each
+//! round; when it has fallen and stays low, what the allocator keeps is released.
 
 use crate::limits::{EBB_MIN_BYTES, EBB_US};
-use crate::metrics::Metrics;
+use crate::metrics::{Counter, Metrics};
 
-/// Bytes that clients make the server hold.
-pub fn held_for_clients(metrics: &Metrics) -> u64 {
-    metrics.client_bytes.get() + metrics.inflight_bytes.get() + metrics.pipeline_answer_bytes.get()
+/// Bytes that come and go.
+pub fn held(metrics: &Metrics) -> u64 {
+    [
+        &metrics.client_bytes,
+        &metrics.inflight_bytes,
+        &metrics.pipeline_answer_bytes,
+        &metrics.hot_bytes,
+        &metrics.ephemeral_bytes,
+        &metrics.ephemeral_kept_bytes,
+        &metrics.producer_bytes,
+    ]
+    .map(Counter::get)
+    .iter()
+    .sum()
 }
 
 /// The highest that was held since the last release, and since when it is less than half of that.

@@ -42,6 +42,8 @@ pub struct Engine {
     /// What to add to the monotonic clock.
     steady_origin_ms: u64,
     pub stopping: AtomicBool,
+    /// The server will stop: the control plane is still there, and takes no new waits on itself.
+    pub ending: AtomicBool,
     pub maintenance: crate::shard::maintain::Maintenance,
     pub loads: crate::shard::loads::Loads,
     pub marks: crate::shard::marks::Marks,
@@ -120,6 +122,7 @@ impl Engine {
             losses,
             highest_epoch: AtomicU64::new(highest_epoch),
             stopping: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             maintenance: crate::shard::maintain::Maintenance::default(),
             loads: crate::shard::loads::Loads::default(),
             marks: crate::shard::marks::Marks::default(),

@@ -2,6 +2,7 @@
 //! promises; each call returns when its acknowledgement would have been sent.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::ErrorCode;
@@ -130,8 +131,16 @@ impl Engine {
     pub fn local_set_class(&self, path: &str, class: Class) -> Result<Class, Refusal> {
         let changed = self.until_done(|| {
             let stream = self.local_stream(path)?;
-            self.set_class(&stream, class, self.now_ms())
-                .map(|gate| (class, gate))
+            match self.set_class(&stream, class, self.now_ms()) {
+                // It waits for a checkpoint: for one that may not come nobody waits.
+                Err(Undone::Wait) if self.ending.load(Ordering::Acquire) => {
+                    Err(Undone::refused(ErrorCode::ShuttingDown))
+                }
+                Err(Undone::Wait) if self.metrics.wal_full.get() > 0 => {
+                    Err(Undone::refused(ErrorCode::StorageFull))
+                }
+                done => done.map(|gate| (class, gate)),
+            }
         });
         if changed.is_err()
             && let Ok(stream) = self.local_stream(path)

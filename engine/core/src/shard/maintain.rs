@@ -14,7 +14,7 @@ use crate::log::checkpoint::{Checkpoint, CheckpointError};
 use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
 use crate::model::{Extent, FileRef, StreamId};
 use crate::shard::commit::RetainedFile;
-use crate::shard::ebb::{Ebb, held_for_clients};
+use crate::shard::ebb::{Ebb, held};
 use crate::shard::engine::Engine;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
@@ -173,6 +173,9 @@ impl Engine {
                 || retry.is_owed();
             if wanted && retry.is_time(self.doors.clock.monotonic_us()) {
                 self.checkpoint_and_report(&mut retry);
+                if self.producers_exhausted() {
+                    self.directory.evict(self.config.streams_cached_max);
+                }
             } else {
                 // It is owed anyway; nobody shall wake this thread for it meanwhile.
                 self.maintenance
@@ -181,7 +184,7 @@ impl Engine {
             }
             self.load_expiring(&mut expiry_cursor);
             let now_us = self.doors.clock.monotonic_us();
-            if ebb.is_over(held_for_clients(&self.metrics), now_us) {
+            if ebb.is_over(held(&self.metrics), now_us) {
                 release_memory();
             }
             if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind};
+use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, ProducerTag};
 use crate::error::ErrorCode;
 use crate::io::sabotage::{self, Sabotage};
-use crate::limits::{HOT_BYTES_FACTOR, HOT_BYTES_MIN};
+use crate::limits::{
+    HOT_BYTES_FACTOR, HOT_BYTES_MIN, PRODUCER_BYTES_MIN, PRODUCER_BYTES_PER_CACHED_STREAM,
+};
 use crate::model::{Class, Gate, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::batch::NotStaged;
@@ -109,6 +111,9 @@ impl Engine {
             return Err(Undone::Wait);
         }
         self.check_room(state, request.close)?;
+        if let Some(tag) = request.producer.filter(|_| !request.close) {
+            self.check_producer_room(state, &tag)?;
+        }
         let extra = AppendExtra {
             producer: request.producer,
             stream_seq: request.stream_seq,
@@ -256,6 +261,37 @@ impl Engine {
         } else {
             weak_refused()
         })
+    }
+
+    /// What streams remember of producers has a bound over all of them. Streams that are not used leave memory to keep it;
+    /// where that is not enough, nobody new is remembered.
+    pub(super) fn check_producer_room(
+        &self,
+        state: &StreamState,
+        tag: &ProducerTag<'_>,
+    ) -> Result<(), Undone> {
+        if !self.producers_exhausted() || state.producer(tag.id).is_some() {
+            return Ok(());
+        }
+        // Those that a checkpoint has written may leave.
+        if self.metrics.dirty_producer_bytes.get() > self.producer_bytes_max() / 8 {
+            self.maintenance.request_checkpoint();
+        }
+        Err(Undone::refused(Refusal::with(
+            ErrorCode::ServerBusy,
+            "Streams in memory remember too many producers for a new one; streams_cached_max bounds them.",
+        )))
+    }
+
+    pub(super) fn producers_exhausted(&self) -> bool {
+        self.metrics.producer_bytes.get() > self.producer_bytes_max()
+    }
+
+    /// Twice what eviction leaves.
+    fn producer_bytes_max(&self) -> u64 {
+        let streams = self.config.streams_cached_max as u64;
+        let bytes = streams.saturating_mul(2 * PRODUCER_BYTES_PER_CACHED_STREAM);
+        bytes.max(PRODUCER_BYTES_MIN)
     }
 
     /// The same for a commit, which waits in every class that has a log.

@@ -482,7 +482,11 @@ fn resolve_restored(
     // An older epoch is of another life of the path.
     let behind = losses.restored_behind(offset.epoch);
     let restored = behind.filter(|_| offset.epoch > state.id.0)?;
-    let to = next_epoch_of(state, tail_epoch, restored - 1);
+    let mut to = next_epoch_of(state, tail_epoch, restored - 1);
+    if offset.position < to.position {
+        // Behind a backup a stream only grows: this was another life of the path, and none of its bytes is here.
+        to = offset_before(state, losses, 0);
+    }
     Some(ReadStart {
         position: to.position,
         gap: Some(Gap {
@@ -492,6 +496,11 @@ fn resolve_restored(
             certain: offset.position > to.position,
         }),
     })
+}
+
+/// Whether this stream itself may have given out offsets of an epoch.
+pub fn has_epoch(state: &StreamState, losses: &Losses, epoch: u64) -> bool {
+    epoch_range(state, losses.tail_epoch(state), epoch).is_some()
 }
 
 /// Where the epoch behind one that this stream does not have begins.

@@ -325,18 +325,26 @@ fn an_epoch_of_the_time_that_a_restore_lost_is_a_gap() {
     closed.logged.closed = true;
     let at = |epoch, position| Offset { epoch, position };
     for (state, behind) in [(&fsync, at(RANGE + 5, 10)), (&closed, at(100, 10))] {
-        for (position, certain) in [(4, false), (10, false), (14, true)] {
+        let start = at(100, 0);
+        // Before what was backed up there was another life of the path: it is read from its start.
+        for (position, to, certain) in [
+            (0, start, false),
+            (4, start, true),
+            (10, behind, false),
+            (14, behind, true),
+        ] {
             let lost = resolve(state, &losses, at(RANGE - 1, position)).expect("a gap");
             let gap = lost.gap.expect("a gap");
-            assert_eq!((lost.position, gap.to), (10, behind));
+            assert_eq!((lost.position, gap.to), (to.position, to));
             assert_eq!((gap.reason, gap.certain), (GapReason::Restore, certain));
         }
+        assert!(has_epoch(state, &losses, 100) && !has_epoch(state, &losses, RANGE - 1));
         assert!(resolve(state, &losses, at(151, 3)).is_ok());
         // The path may have been made again as a fork of a stream that the backup knows: that has an older epoch.
         for epoch in [101, 149] {
             let lost = resolve(state, &losses, at(epoch, 3)).expect("a gap");
             let gap = lost.gap.expect("a gap");
-            assert_eq!((gap.reason, gap.to), (GapReason::Restore, behind));
+            assert_eq!((gap.reason, gap.to), (GapReason::Restore, start));
         }
         // Of no range that there was, or of one that nobody has begun.
         for epoch in [RANGE, RANGE + 4, RANGE + 10, 2 * RANGE + 1] {

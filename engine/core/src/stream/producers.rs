@@ -87,10 +87,11 @@ impl Producers {
         self.known.is_empty()
     }
 
-    /// What they take in memory, about: a place in the map, and an id of its own.
+    /// What they take in memory, about: the places of the map, used or not, and the ids with what the allocator adds.
     pub fn memory_len(&self) -> u64 {
-        let entry = size_of::<(Box<[u8]>, ProducerState)>() * 8 / 7 + 1 + 16;
-        (self.known.len() * entry + self.id_bytes) as u64
+        let places = self.known.capacity() * 8 / 7;
+        let place = size_of::<(Box<[u8]>, ProducerState)>() + 1;
+        (places * place + self.known.len() * 24 + self.id_bytes) as u64
     }
 
     pub fn iter(&self) -> Iter<'_, Box<[u8]>, ProducerState> {
@@ -104,9 +105,8 @@ impl Producers {
         }
     }
 
-    /// Whoever is forgotten is taken at its word.
-    pub fn forget_appenders(&mut self) {
-        self.retain(|id, _| is_committer(id));
+    pub fn forget_appenders(&mut self, forgets: impl Fn(&ProducerState) -> bool) {
+        self.retain(|id, known| is_committer(id) || !forgets(known));
     }
 
     fn retain(&mut self, keeps: impl Fn(&[u8], &ProducerState) -> bool) {

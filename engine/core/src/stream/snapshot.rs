@@ -262,11 +262,8 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
         logged.later_epochs.push((reader.u64()?, reader.u64()?));
     }
     decode_optional(&mut reader, flags, &mut state)?;
-    if version == VERSION_UNSETTLED
-        && class == Class::Ephemeral
-        && let Some(producers) = &mut state.logged.producers
-    {
-        producers.forget_appenders();
+    if version == VERSION_UNSETTLED {
+        forget_unsettled(&mut state);
     }
     if !reader.is_empty() {
         state.extents = Arc::new(decode_extents(&mut reader)?);
@@ -275,6 +272,23 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
     state.hot = Hot::starting_at(state.tail);
     state.publish_applied();
     Some(Stream::new(id, path, content_type, state))
+}
+
+/// The version before told nothing of bytes that were in memory alone. Who sent some that may be lost is not believed, be
+/// it that the stream has had another class since: he is taken at his word.
+fn forget_unsettled(state: &mut StreamState) {
+    let in_memory = state.is_volatile();
+    let logged = &mut state.logged;
+    if in_memory {
+        logged.closed_by = None;
+    }
+    let (later, since) = (&logged.later_epochs, logged.class_since);
+    if let Some(producers) = &mut logged.producers {
+        producers.forget_appenders(|known| {
+            let lost = |(epoch, _): &(u64, u64)| known.stream_epoch < *epoch && *epoch <= since;
+            in_memory || later.iter().any(lost)
+        });
+    }
 }
 
 fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) -> Option<()> {
