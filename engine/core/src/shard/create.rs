@@ -305,7 +305,8 @@ impl Engine {
         let mut initial = initial_state(id, class, request, leaves.as_ref(), &self.losses, now_ms);
         initial.note_access(self.steady_ms());
         if !wire.is_empty() {
-            self.check_room(&initial, false)?;
+            // A create is synced in every class that has a log, so it waits in each.
+            self.check_room(&initial, !initial.is_volatile())?;
         }
         let mut config = Vec::with_capacity(160 + path.len());
         snapshot::encode(path, &content_type, &initial, &mut config);

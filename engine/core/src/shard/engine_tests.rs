@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::io::Doors;
 use crate::io::tests::TestDirectory;
-use crate::shard::engine::Engine;
+use crate::model::Class;
+use crate::shard::engine::{Engine, Undone};
+use crate::stream::lifecycle::CreateRequest;
 
 /// Runs `work` with an engine whose commit thread is running.
 fn with_engine<T>(directory: &TestDirectory, work: impl FnOnce(&Engine) -> T) -> T {
@@ -45,6 +47,24 @@ fn content(engine: &Engine, number: usize) -> String {
         .local_read(&format!("s/{number}"), "-1", 1 << 20)
         .expect("read");
     String::from_utf8(read.body).expect("text")
+}
+
+#[test]
+fn a_create_waits_for_memory_in_every_class_that_has_a_log() {
+    let directory = TestDirectory::new();
+    with_engine(&directory, |engine| {
+        engine.metrics.hot_bytes.add(1 << 40);
+        for class in [Class::Fsync, Class::Disk, Class::Memory] {
+            let request = CreateRequest {
+                content_type: Some("text/plain"),
+                class: Some(class),
+                ..CreateRequest::default()
+            };
+            let created = engine.create("s", &request, b"first", engine.now_ms());
+            assert!(matches!(created, Err(Undone::Wait)), "{class:?}");
+        }
+        engine.metrics.hot_bytes.sub(1 << 40);
+    });
 }
 
 #[test]
