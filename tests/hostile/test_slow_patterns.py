@@ -20,6 +20,11 @@ TEXT = {"Content-Type": "text/plain"}
 # The automaton of this one grows with every letter that it sees: milliseconds for each name.
 SLOW = "(a?b?){700}[ab]*a[ab]{700}c"
 NAMES = [format(number, "012b").translate({48: "a", 49: "b"}) * 80 for number in range(2000)]
+# One name of this length takes a tenth of a second, so that a turn must end within it.
+LONG_NAME = "a" * 990
+SLOW_WITHIN_A_NAME = "(?:a?){4000}z"
+# Each class is a million letters, and the case of each is looked up: five seconds.
+SLOW_TO_COMPILE = "(?i)" + "[!-\U0010ffff]" * 500
 SLOW_COUNT = 20
 POLITE_S = 4.0  # for a wait of one second; one slow question after the other takes twenty
 
@@ -134,6 +139,50 @@ def test_questions_and_reads_do_not_wait_for_slow_questions(
         began = time.monotonic()
         answer = Pipeline(api).post("/v1/tails", {"pattern": "[ab]*a"})
         assert (answer.status, len(answer.json()["streams"])) == (200, 1000)
+        assert time.monotonic() - began < POLITE_S
+
+
+def test_a_pattern_that_takes_long_to_compile_is_refused(shared: Api) -> None:
+    pipeline = Pipeline(shared)
+    refused = pipeline.post("/v1/tails", {"pattern": SLOW_TO_COMPILE})
+    assert (refused.status, refused.code) == (400, "pattern_invalid")
+    assert "ignores case" in refused.json()["detail"]
+    # With case there is nothing to look up.
+    answer = pipeline.post("/v1/tails", {"pattern": SLOW_TO_COMPILE.removeprefix("(?i)")})
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(shop|chat)/.*",
+        r"(?i)[\w.-]+/[\w.-]+/\p{L}+",
+        r"\w+/[0-9]{4}-\d\d",
+        "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+        "|".join(f"shop/{number:04}/orders" for number in range(200)),
+        "(?i)" + "|".join(f"shop/{number:04}/orders" for number in range(200)),
+        "|".join(f"(?:shop/{number}(?:/.*)?/[^/]*)" for number in range(120)),
+        r"(?x) shop / \d+  # the orders",
+    ],
+)
+def test_ordinary_patterns_are_answered(shared: Api, pattern: str) -> None:
+    answer = Pipeline(shared).post("/v1/tails", {"pattern": pattern})
+    assert answer.status == 200, answer.body
+
+
+def test_questions_do_not_wait_for_patterns_that_take_long_within_a_name(
+    start_server: Callable[..., Server],
+) -> None:
+    api = Api(start_server(), deadline_s=60.0)
+    for number in range(20):
+        assert api.put(f"{LONG_NAME}/{number}").status == 201
+    with contextlib.ExitStack() as stack:
+        for number in range(100):
+            connection = stack.enter_context(api.connect())
+            connection.send(question(pattern=f"{SLOW_WITHIN_A_NAME}{number}"))
+        began = time.monotonic()
+        answer = Pipeline(api).post("/v1/tails", {"pattern": "a+/1[0-9]"})
+        assert (answer.status, len(answer.json()["streams"])) == (200, 10)
         assert time.monotonic() - began < POLITE_S
 
 

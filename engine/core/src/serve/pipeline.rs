@@ -8,13 +8,15 @@
 //! - `I-PIPE-1` A connection has at most one job; its next request waits, so answers keep their order.
 //! - `I-PIPE-2` Everything that waits is bounded: the queue by number, bodies by the bound for bodies under way,
 //!   answers by their bytes, questions by number and bytes.
-//! - `I-PIPE-3` A client that leaves cancels nothing that has begun: its answer is dropped.
+//! - `I-PIPE-3` A client that leaves cancels nothing that has begun, and nothing that writes: its answer is dropped.
+//!   A question or a read that nobody waits for any more does not begin.
 
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
 use crate::limits::{
     PIPELINE_ANSWERS_MAX_BYTES, PIPELINE_SMALL_ANSWER_BYTES, PIPELINE_SMALL_ANSWERS_MAX_BYTES,
+    TAILS_WAITING_MAX, TAILS_WAITING_MAX_BYTES,
 };
 use crate::metrics::Metrics;
 use crate::model::Gate;
@@ -28,6 +30,7 @@ mod arrow_rows;
 mod commit;
 pub mod hand;
 mod news;
+mod pattern_cost;
 mod patterns;
 pub mod pool;
 mod read;
@@ -121,6 +124,19 @@ fn check_answers_room(engine: &Engine, bytes: usize) -> Result<(), Undone> {
         ErrorCode::ServerBusy,
         "Too many response bytes are waiting for clients to read them.",
     )))
+}
+
+/// Questions that wait are bounded together, by number and by memory; a pattern takes more when it is compiled.
+fn check_waiting_room(metrics: &Metrics, more: u64) -> Result<(), Refusal> {
+    if metrics.pipeline_waiting.get() + more <= TAILS_WAITING_MAX as u64
+        && metrics.pipeline_waiting_bytes.get() <= TAILS_WAITING_MAX_BYTES
+    {
+        return Ok(());
+    }
+    Err(Refusal::with(
+        ErrorCode::ServerBusy,
+        "Too many requests are waiting for changes, or they are too large together; without wait_ms they are answered at once.",
+    ))
 }
 
 /// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.

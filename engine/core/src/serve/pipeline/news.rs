@@ -124,7 +124,7 @@ fn concerned(engine: &Engine, asked: &[(u64, &Which)]) -> Vec<Arc<Stream>> {
             .collect();
     }
     match asked {
-        [(_, Which::Matching(pattern))] => directory.cached_below(&pattern.prefix),
+        [(_, Which::Matching(pattern))] => directory.cached_below(pattern.prefix()),
         _ => directory.cached_below(""),
     }
 }

@@ -253,7 +253,7 @@ pub fn evaluate(
         match &question.which {
             Which::Named(named) => changed_named(engine, named, since, news, &mut evaluated)?,
             Which::Matching(pattern) => {
-                let matcher = pattern.matcher(turn);
+                let matcher = pattern.matcher(turn)?;
                 changed_matching(engine, &matcher, since, news, &mut evaluated)?;
             }
         }
@@ -263,8 +263,8 @@ pub fn evaluate(
     match &question.which {
         Which::Named(named) => all_named(engine, named, &mut evaluated)?,
         Which::Matching(pattern) => {
-            let matcher = pattern.matcher(turn);
-            let mut tails = engine.all_tails(&pattern.prefix, &|name| matcher.matches(name))?;
+            let matcher = pattern.matcher(turn)?;
+            let mut tails = engine.all_tails(matcher.prefix(), &|name| matcher.matches(name))?;
             tails.sort_unstable_by(|one, other| one.name.cmp(&other.name));
             evaluated.streams = tails.into_iter().map(|tail| (tail, None)).collect();
         }

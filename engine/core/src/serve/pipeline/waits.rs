@@ -5,8 +5,8 @@
 //! bounded share of a core on those who wait. Who is out of time is answered without a look: nothing is lost, the cursor
 //! stays where it is.
 //!
-//! A question begins as a quick one. One whose names cannot be compared in a short turn joins the slow ones, where who
-//! needs least comes first. They hold up nobody else: not the others that wait, not the pool, not a stop.
+//! A question begins as a quick one. One whose names cannot be compared in a short turn, or whose pattern looks as if they
+//! could not (`pattern_cost`), joins the slow ones, where who needs least comes first. They hold up nobody else: not the others that wait, not the pool, not a stop.
 //!
 //! Invariant `I-WAIT-1`: a quick question is answered at its deadline, however long others take: a look ends after
 //! `LOOK_MAX` and one turn, and a rest ends at the next deadline.
@@ -17,16 +17,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::ErrorCode;
-use crate::limits::{
-    PATTERN_PATIENCE, PATTERN_SEARCH_MAX, PATTERN_TURN, PATTERN_TURN_GROWTH, TAILS_WAITING_MAX,
-    TAILS_WAITING_MAX_BYTES,
-};
+use crate::limits::{PATTERN_PATIENCE, PATTERN_SEARCH_MAX, PATTERN_TURN, PATTERN_TURN_GROWTH};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::patterns::Turn;
 use crate::serve::pipeline::pool::Pipeline;
 use crate::serve::pipeline::tails::{self, Question};
-use crate::serve::pipeline::{Answer, Job};
+use crate::serve::pipeline::{Answer, Job, check_waiting_room};
 use crate::shard::engine::Undone;
 
 /// Least and longest rest between two looks.
@@ -71,7 +68,7 @@ impl Asker {
         })))
     }
 
-    fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         self.0.load(Ordering::Acquire) == GONE
     }
 
@@ -151,14 +148,7 @@ impl Pipeline {
     fn park(&self, waiting: Waiting) -> Result<(), Refusal> {
         let metrics = &self.engine.metrics;
         let mut waits = self.waits.lock();
-        if metrics.pipeline_waiting.get() >= TAILS_WAITING_MAX as u64
-            || metrics.pipeline_waiting_bytes.get() > TAILS_WAITING_MAX_BYTES
-        {
-            return Err(Refusal::with(
-                ErrorCode::ServerBusy,
-                "Too many requests are waiting for changes, or they are too large together; without wait_ms they are answered at once.",
-            ));
-        }
+        check_waiting_room(metrics, 1)?;
         self.engine.shard.changes.set_awaited(true);
         metrics.pipeline_waiting.add(1);
         waits[waiting.pace() as usize].push(waiting);
