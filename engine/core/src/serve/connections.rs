@@ -197,7 +197,10 @@ impl Reactor {
         conn.half_closed = true;
         match conn.phase {
             Phase::LongPoll(_) => self.finish_poll(conn, true),
-            Phase::Working(ref asker) => self.pipeline.hasten(asker),
+            Phase::Working(ref asker) => {
+                self.pipeline.hasten(asker);
+                self.probe(conn);
+            }
             // An event stream ends behind its event: that is for the sending to see.
             _ => {}
         }

@@ -12,7 +12,7 @@ use crate::serve::http::{
     ChunkDecoder, Framing, Head, HttpError, Known, Method, Parsed, parse_head,
 };
 use crate::serve::reactor::{Flow, Reactor};
-use crate::serve::respond;
+use crate::serve::respond::{self, CONTINUE};
 use crate::serve::route::{
     PipelineCall, Route, check_control_origin, is_pipeline, is_pipeline_read, is_subscriptions,
     route,
@@ -209,8 +209,7 @@ impl Reactor {
     fn offer_continue(&mut self, conn: &mut Conn, head: &Head<'_>) {
         if head.expect_continue && !conn.continued {
             conn.continued = true;
-            conn.output
-                .extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            conn.output.extend_from_slice(CONTINUE);
         }
     }
 

@@ -17,6 +17,8 @@ pub struct Reply<'a> {
     pub control: bool,
 }
 
+/// The interim answer.
+pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 pub const EXPOSED: &str = "Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, \
 Stream-Expires-At, Stream-SSE-Data-Encoding, Stream-Incarnation, Stream-Durability, Stream-Gap, ETag, Location, \
 Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, Content-Type, Content-Encoding, Vary, \

@@ -15,7 +15,7 @@ use crate::serve::pipeline::waits::Asker;
 use crate::serve::pipeline::write::Wrote;
 use crate::serve::pipeline::{Answer, Body, Job, Request, Reserved, Unsent};
 use crate::serve::reactor::{Flow, Reactor};
-use crate::serve::respond::{self, Reply};
+use crate::serve::respond::{self, CONTINUE, Reply};
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::Undone;
 
@@ -66,6 +66,18 @@ impl Reactor {
         if let Some((mut job, body_len)) = conn.job.take() {
             job.request.body = Body::at_end_of(buffer, body_len);
             self.pipeline.submit(job);
+            if conn.half_closed {
+                self.probe(conn);
+            }
+        }
+    }
+
+    /// One that has closed its connection looks like one that sends nothing more and listens, until something is sent to
+    /// it: then its system says that nobody is there, and a job that has not begun need not be run.
+    pub fn probe(&mut self, conn: &mut Conn) {
+        // The others may be HTTP/1.0, which knows no interim answers.
+        if conn.keep_alive {
+            conn.output.extend_from_slice(CONTINUE);
         }
     }
 

@@ -125,6 +125,10 @@ impl Pipeline {
         while let Some(job) = self.next(lane as usize) {
             let (engine, reactor, conn) = (&self.engine, job.reactor, job.conn);
             let request = &job.request;
+            let reads = matches!(job.call, PipelineCall::Tails | PipelineCall::Read);
+            if reads && job.asker.is_gone() {
+                continue;
+            }
             // The body goes before the answer is told of.
             match &job.call {
                 PipelineCall::Tails => self.ask(&job),
