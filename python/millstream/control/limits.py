@@ -57,7 +57,12 @@ DELIVERIES_PER_TARGET_MAX: Final = 32
 DELIVERY_TIMEOUT_MS_MAX: Final = 30_000
 CONNECT_TIMEOUT_S: Final = 5.0
 RESOLVE_TIMEOUT_S: Final = 3.0
-RESPONSE_BODY_BYTES_MAX: Final = 64 << 10
+# A receiver's reply: all up to the end of its head, its body, and into how many parts it may fall (informational
+# replies, pieces of the body); how much of it is looked at before others have their turn.
+REPLY_HEAD_BYTES_MAX: Final = 32 << 10
+REPLY_BODY_BYTES_MAX: Final = 64 << 10
+REPLY_PARTS_MAX: Final = 256
+REPLY_READ_BYTES: Final = 4 << 10
 TOKEN_LIFETIME_MS: Final = 24 * 3_600_000
 
 # The journal: a record stays below one read window; it is rewritten when it is large and mostly history.
