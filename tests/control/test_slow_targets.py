@@ -47,15 +47,14 @@ def hanging(request: pytest.FixtureRequest) -> Iterator[Hanging]:
     targets.close()
 
 
-def subscribe_all(server: Server, targets: Hanging) -> None:
-    """A thousand subscriptions to `slow/*`."""
+def subscribe_all(server: Server, urls: list[str]) -> None:
+    """Subscriptions to `slow/*`, one for each of these."""
 
     def subscribe(part: int) -> None:
         subscriptions = Subscriptions(server)
-        for number in range(part, MANY, 8):
-            url = targets.urls[number % len(targets.urls)]
+        for number in range(part, len(urls), 8):
             response = subscriptions.put(
-                f"slow-{number}", type="webhook", pattern="slow/*", webhook={"url": url}
+                f"slow-{number}", type="webhook", pattern="slow/*", webhook={"url": urls[number]}
             )
             assert response.status == 201, response.body
 
@@ -67,7 +66,7 @@ def test_receivers_that_never_answer_delay_no_other_target_and_no_pull_wake(
     subscriptions: Subscriptions, start_receiver: StartReceiver, hanging: Hanging
 ) -> None:
     receiver = start_receiver(DONE)
-    subscribe_all(subscriptions.server, hanging)
+    subscribe_all(subscriptions.server, hanging.urls * (MANY // len(hanging.urls)))
     subscriptions.hook("healthy", receiver)
     subscriptions.pull("pull", pattern="pulled/*")
     for path in ("events/a", "pulled/a"):
@@ -109,3 +108,30 @@ def test_a_receiver_may_take_its_time_while_few_do(subscriptions: Subscriptions)
         assert subscriptions.api.metric("millstream_webhook_failures_total") == 0
     finally:
         receiver.close()
+
+
+def test_who_has_answered_before_comes_first_and_a_stop_waits_for_none(
+    start_server: Callable[..., Server], start_receiver: StartReceiver
+) -> None:
+    """However many wait, here each with a target of its own; first attempts to all of them take about ten seconds."""
+    many, receiver = 2500, start_receiver(DONE)
+    server = start_server(settings={"webhook_allow": "127.0.0.0/8"})
+    subscriptions = Subscriptions(server)
+    subscriptions.hook("healthy", receiver)
+    subscriptions.create("events/a")
+    subscriptions.append("events/a")
+    receiver.next()
+    with socket.create_server(("0.0.0.0", 0), backlog=many) as listening:
+        port = listening.getsockname()[1]
+        urls = [
+            f"http://127.1.{number // 200}.{number % 200 + 1}:{port}/" for number in range(many)
+        ]
+        subscribe_all(server, urls)
+        subscriptions.create("slow/a", b"[1]")
+        waiting = "millstream_webhooks_waiting"
+        subscriptions.api.wait_until_metric(waiting, lambda seen: seen > many - 600)
+        for _ in range(3):
+            subscriptions.append("events/a")
+            receiver.next(2)
+        assert subscriptions.api.metric(waiting) > 300, "first attempts were still under way"
+        assert server.stop() < 2

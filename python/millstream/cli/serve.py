@@ -8,6 +8,7 @@ Invariant I-SRV-1: every row of the table with `serve` is a flag; none is writte
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import click
@@ -80,7 +81,9 @@ def run_serve(config: str | None, **flags: Any) -> int:
     from millstream.control.app import create_app
     from millstream.server.lifecycle import run_server
 
-    return run_server(settings, create_app)
+    code = run_server(settings, create_app)
+    gc.freeze()  # what was kept in memory ends with the process: to take it apart first would take seconds
+    return code
 
 
 serve = ServeCommand(

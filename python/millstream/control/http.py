@@ -36,13 +36,15 @@ _ROUTING: Final = {
 }
 
 
+def to_json(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
 class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(
-            "utf-8", "replace"
-        )
+        return to_json(content)
 
 
 class ApiError(HTTPException):

@@ -15,11 +15,12 @@ LIST_LIMIT_MAX: Final = 1000
 CONCURRENT_REQUESTS_MAX: Final = 1024
 
 # Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a listing
-# to be made, for a turn to change subscriptions. Their sum stays below what one network thread forwards (256), so that short calls get through.
+# to be made, for a turn to change subscriptions, for a large view of one to be made. Their sum stays below what one network thread forwards (256), so that short calls get through.
 WAITING_CALLS_MAX: Final = 64
 CLASS_CHANGES_MAX: Final = 32
 LISTINGS_MAX: Final = 32
 MEMBERSHIP_CALLS_MAX: Final = 96
+LARGE_VIEWS_MAX: Final = 16
 
 # What one subscription may say about itself.
 SUBSCRIPTIONS_MAX: Final = 10_000
@@ -40,6 +41,8 @@ LEASE_TTL_MS_MAX: Final = 600_000
 
 # A view of a subscription lists at most this many streams: it has to fit into one answer.
 VIEW_STREAMS_MAX: Final = 20_000
+# Those with more than this are large: they are made one after the other, this many streams at a time.
+VIEW_STEP_STREAMS: Final = 500
 
 # A wake lists at most this many streams; what is left over stays pending and makes the next wake.
 WAKE_STREAMS_MAX: Final = 1000
@@ -57,7 +60,12 @@ DELIVERIES_PER_TARGET_MAX: Final = 32
 DELIVERY_TIMEOUT_MS_MAX: Final = 30_000
 CONNECT_TIMEOUT_S: Final = 5.0
 RESOLVE_TIMEOUT_S: Final = 3.0
-RESPONSE_BODY_BYTES_MAX: Final = 64 << 10
+# A receiver's reply: all up to the end of its head, its body, and into how many parts it may fall (informational
+# replies, pieces of the body); how much of it is looked at before others have their turn.
+REPLY_HEAD_BYTES_MAX: Final = 32 << 10
+REPLY_BODY_BYTES_MAX: Final = 64 << 10
+REPLY_PARTS_MAX: Final = 256
+REPLY_READ_BYTES: Final = 4 << 10
 TOKEN_LIFETIME_MS: Final = 24 * 3_600_000
 
 # The journal: a record stays below one read window; it is rewritten when it is large and mostly history.

@@ -101,6 +101,51 @@ def test_an_endless_answer_is_cut_and_counts_as_taken() -> None:
     assert (reply.status, reply.done) == (200, False)
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def endless(start: bytes, part: bytes) -> Exchange:
+    async def exchange(request: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(start)
+        while True:
+            writer.write(part * 1000)
+            await writer.drain()
+
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 9000 + b"\r\n\r\n"),
+        (b"", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"a:b\r\n"),
+        (CHUNKED + b"1;", b"a"),
+        (CHUNKED + b"0\r\n", b"a:b\r\n"),
+    ],
+    ids=["informational", "large informational", "switching", "headers", "extension", "trailers"],
+)
+def test_a_reply_that_does_not_come_to_its_point_is_a_failure(start: bytes, part: bytes) -> None:
+    with pytest.raises(DeliveryFailed) as failure:
+        asyncio.run(post_to(endless(start, part)))
+    assert "no answer within 5 s" not in str(failure.value)
+
+
+def test_a_body_in_very_many_pieces_is_cut_and_counts_as_taken() -> None:
+    """Long before it is too large."""
+    pieces = b"1;a=b\r\nx\r\n" * 1000
+    reply, _ = asyncio.run(post_to(answer(CHUNKED + pieces + b"0\r\n\r\n")))
+    assert reply == Reply(200, b"")
+
+
+def test_some_informational_replies_may_come_first() -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 3
+    done = b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"done":true}'
+    reply, _ = asyncio.run(post_to(answer(hints + done)))
+    assert reply.done
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -19,8 +19,11 @@ import h11
 
 from millstream.control.limits import (
     CONNECT_TIMEOUT_S,
+    REPLY_BODY_BYTES_MAX,
+    REPLY_HEAD_BYTES_MAX,
+    REPLY_PARTS_MAX,
+    REPLY_READ_BYTES,
     RESOLVE_TIMEOUT_S,
-    RESPONSE_BODY_BYTES_MAX,
 )
 from millstream.control.subscriptions.address import AddressRefused, Target
 
@@ -161,19 +164,27 @@ async def _connect(
 
 
 async def _read_reply(connection: h11.Connection, reader: asyncio.StreamReader) -> Reply:
-    status = 0
+    """The reply, if it comes to its point; whatever arrives costs little, and a little at a time."""
+    received, status = 0, 0
     body = bytearray()
-    while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(16384))
-        elif isinstance(event, h11.Response):
+    for _ in range(REPLY_PARTS_MAX):
+        while (event := connection.next_event()) is h11.NEED_DATA:
+            if not status and received > REPLY_HEAD_BYTES_MAX:
+                raise DeliveryFailed(f"no answer within {received} bytes")
+            data = await reader.read(REPLY_READ_BYTES)
+            await asyncio.sleep(0)  # to read what has arrived already does not leave the loop
+            received += len(data)
+            connection.receive_data(data)
+        if isinstance(event, h11.Response):
             status = event.status_code
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > RESPONSE_BODY_BYTES_MAX:  # taken, but it can hardly be a {"done": true}
-                return Reply(status, b"")
+            if len(body) > REPLY_BODY_BYTES_MAX:
+                break
         elif isinstance(event, h11.EndOfMessage):
             return Reply(status, bytes(body))
-        elif event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
+        elif not isinstance(event, h11.InformationalResponse):
             raise DeliveryFailed("the receiver closed the connection without an answer")
+    if not status:
+        raise DeliveryFailed(f"{REPLY_PARTS_MAX} informational replies and no answer")
+    return Reply(status, b"")  # taken, but it can hardly be a {"done": true}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from millstream._engine import EngineError
 from millstream.control.lanes import Lane
-from millstream.control.limits import MEMBERSHIP_CALLS_MAX
+from millstream.control.limits import LARGE_VIEWS_MAX, MEMBERSHIP_CALLS_MAX
 from millstream.control.subscriptions import address, globs
 from millstream.control.subscriptions.address import AddressRefused
 from millstream.control.subscriptions.alarms import Alarms
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from millstream._engine import Engine
     from millstream.allowlists import Place
     from millstream.control.subscriptions.keys import Keys
+    from millstream.control.subscriptions.turns import Turn
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class SubscriptionManager:
         self._engine = engine
         self._allowed = allowed  # webhook targets that the operator named
         self._changes = Lane(engine, MEMBERSHIP_CALLS_MAX, "UNAVAILABLE")
+        self.large_views = Lane(engine, LARGE_VIEWS_MAX, "UNAVAILABLE")
         self._journal = Journal(engine)
         self._disk = ThreadPoolExecutor(1, "millstream-journal")
         self._pool = ThreadPoolExecutor(4, "millstream-control")
@@ -266,17 +268,18 @@ class SubscriptionManager:
         for effect in effects:
             match effect:
                 case Send(id=id, wake_id=wake_id):
-                    self._spawn(self._send(id, wake_id))
+                    self._line_up(id, wake_id)
                 case Alarm(id=id, due_ms=due_ms):
                     self._alarms.arm(id, due_ms)
 
-    async def _send(self, id: str, wake_id: str) -> None:  # noqa: A002
-        found = self._to_send(id, wake_id)
-        if found is None:
-            return
-        async with self._sender.slot(*found) as turn:
+    def _line_up(self, id: str, wake_id: str) -> None:  # noqa: A002
+        if (found := self._to_send(id, wake_id)) is not None:
+            self._sender.line_up(*found, lambda turn: self._spawn(self._send(id, wake_id, turn)))
+
+    async def _send(self, id: str, wake_id: str, turn: Turn) -> None:  # noqa: A002
+        with self._sender.sending(wake_id, turn):
             found = self._to_send(id, wake_id)  # again: a turn may have been long in coming
-            if turn is None or found is None:
+            if found is None:
                 return
             try:
                 done = await self._sender.send(turn, *found, self._machine.views(found[0]))

@@ -6,6 +6,7 @@ the body's claims are looked at, and an unknown subscription is 404 whatever els
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from itertools import islice
@@ -15,10 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from millstream.control.http import PROTOCOL_PREFIX, ApiError, JsonResponse, read_json_object
-from millstream.control.limits import VIEW_STREAMS_MAX
+from millstream.control.http import (
+    PROTOCOL_PREFIX,
+    ApiError,
+    JsonResponse,
+    read_json_object,
+    to_json,
+)
+from millstream.control.limits import VIEW_STEP_STREAMS, VIEW_STREAMS_MAX
 from millstream.control.subscriptions import parsing
-from millstream.control.subscriptions.model import Refused, Subscription
+from millstream.control.subscriptions.model import Link, Refused, Subscription
 
 if TYPE_CHECKING:
     from millstream.control.subscriptions.manager import SubscriptionManager
@@ -35,6 +42,7 @@ class SubscriptionRoutes:
     def __init__(self, manager: SubscriptionManager, base_url_of: Callable[[Request], str]) -> None:
         self._manager = manager
         self._base_url_of = base_url_of
+        self._one_large_view = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         return [
@@ -62,12 +70,12 @@ class SubscriptionRoutes:
         config = parsing.config(await read_json_object(request))
         base_url = self._base_url_of(request)
         subscription, created = await self._manager.create(_id(request), config, base_url)
-        return JsonResponse(self._view(subscription, base_url), 201 if created else 200)
+        return await self._show(subscription, base_url, 201 if created else 200)
 
     async def get(self, request: Request) -> Response:
         """One subscription with its streams and acknowledged offsets."""
         subscription = await self._manager.get(_id(request))
-        return JsonResponse(self._view(subscription, self._base_url_of(request)))
+        return await self._show(subscription, self._base_url_of(request))
 
     async def delete(self, request: Request) -> Response:
         """Remove a subscription; its wake in flight is void."""
@@ -135,7 +143,28 @@ class SubscriptionRoutes:
             raise Refused(401, "TOKEN_INVALID", "an Authorization: Bearer token is required")
         return self._manager.open_token(token.strip())
 
-    def _view(self, subscription: Subscription, base_url: str) -> dict[str, object]:
+    async def _show(self, shown: Subscription, base_url: str, status: int = 200) -> Response:
+        if shown.linked <= VIEW_STEP_STREAMS:
+            return await self._view(shown, base_url, status)
+        with self._manager.large_views.place():
+            async with self._one_large_view:
+                shown = await self._manager.get(shown.id)  # as it is now that we had to wait
+                return await self._view(shown, base_url, status)
+
+    async def _view(self, subscription: Subscription, base_url: str, status: int) -> Response:
+        """Seen in one moment, put into words a step at a time: short calls and deliveries go on meanwhile."""
+        view = to_json(self._view_without_streams(subscription, base_url))
+        links = list(islice(self._manager.links_of(subscription), VIEW_STREAMS_MAX))
+        streams: list[bytes] = []
+        for start in range(0, len(links), VIEW_STEP_STREAMS):
+            if start:
+                await asyncio.sleep(0)
+            rows = [_link_view(link) for link in links[start : start + VIEW_STEP_STREAMS]]
+            streams.append(to_json(rows)[1:-1])
+        body = view[:-1] + b',"streams":[' + b",".join(streams) + b"]}"
+        return Response(body, status, media_type=JsonResponse.media_type)
+
+    def _view_without_streams(self, subscription: Subscription, base_url: str) -> dict[str, object]:
         config = subscription.config
         webhook: dict[str, object] | None = None
         if config.webhook_url is not None:
@@ -150,14 +179,6 @@ class SubscriptionRoutes:
             "subscription_id": subscription.id,
             "type": config.type,
             "pattern": config.pattern,
-            "streams": [
-                {
-                    "path": link.path,
-                    "link_type": "explicit" if link.explicit else "glob",
-                    "acked_offset": link.acked,
-                }
-                for link in islice(self._manager.links_of(subscription), VIEW_STREAMS_MAX)
-            ],
             "webhook": webhook,
             "wake_stream": config.wake_stream,
             "lease_ttl_ms": config.lease_ttl_ms,
@@ -177,6 +198,14 @@ class SubscriptionRoutes:
 
 def _id(request: Request) -> str:
     return parsing.subscription_id(request.path_params["id"])
+
+
+def _link_view(link: Link) -> dict[str, object]:
+    return {
+        "path": link.path,
+        "link_type": "explicit" if link.explicit else "glob",
+        "acked_offset": link.acked,
+    }
 
 
 def _timestamp(at_ms: int) -> str:

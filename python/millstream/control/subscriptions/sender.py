@@ -22,7 +22,7 @@ from millstream.control.subscriptions.delivery import DeliveryFailed
 from millstream.control.subscriptions.turns import Turn, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
     from millstream._engine import Engine
@@ -48,18 +48,21 @@ class Sender:
         self._turns = Turns(lambda change: engine.count("webhooks_waiting", change))
         self._in_flight: set[str] = set()
 
-    @contextlib.asynccontextmanager
-    async def slot(self, subscription: Subscription, wake: Wake) -> AsyncIterator[Turn | None]:
-        """The only send of this wake; None if another one is under way. A webhook waits for its turn first."""
-        url, wake_id = subscription.config.webhook_url, wake.wake_id
-        if wake_id in self._in_flight:
-            yield None
-            return
-        self._in_flight.add(wake_id)
+    def line_up(self, subscription: Subscription, wake: Wake, go: Callable[[Turn], None]) -> None:
+        """Has `go` called when it is this wake's turn; not at all if a send of it waits or is under way."""
+        url = subscription.config.webhook_url
+        if wake.wake_id not in self._in_flight:
+            self._in_flight.add(wake.wake_id)
+            target = url and urlsplit(url).netloc.lower()
+            self._turns.line_up(target, subscription.uid, wake.attempt, go)
+
+    @contextlib.contextmanager
+    def sending(self, wake_id: str, turn: Turn) -> Iterator[None]:
+        """The only send of this wake; its turn ends with it."""
         try:
-            async with self._turns.turn(url and urlsplit(url).netloc.lower(), wake.attempt) as turn:
-                yield turn
+            yield
         finally:
+            turn.end()
             self._in_flight.discard(wake_id)
 
     async def send(
