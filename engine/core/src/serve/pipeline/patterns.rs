@@ -352,14 +352,26 @@ mod tests {
     #[test]
     fn a_turn_ends_within_a_name() {
         let (patterns, metrics) = (Patterns::default(), Arc::default());
-        let minute = Duration::from_secs(60);
+        let stopping = AtomicBool::new(false);
         let plain = "a".repeat(1000);
         let accented = format!("{plain}ä");
         // Either takes milliseconds for one name, by the automaton and by the slower machine.
         for (text, name) in [("(?:a?){1500}z", &plain), (r"(?:a?){1500}\bz", &accented)] {
             let pattern = pattern(&patterns, &metrics, text);
-            assert!(is_compared(&pattern, name, minute), "{text}");
-            assert!(!is_compared(&pattern, name, PATTERN_TURN / 5), "{text}");
+            assert!(
+                is_compared(&pattern, name, Duration::from_secs(60)),
+                "{text}"
+            );
+            let turn = Turn::new(&stopping, PATTERN_TURN / 5);
+            let matcher = pattern.matcher(&turn).ok().expect("a matcher");
+            let searched = matcher.search(name, &mut Instant::now());
+            assert!(searched.is_err() && turn.is_over(), "{text}");
+            let turn = Turn::new(&stopping, PATTERN_TURN / 5);
+            let matcher = pattern.matcher(&turn).ok().expect("a matcher");
+            assert!(
+                matcher.matches_slowly(name).is_err() && turn.is_over(),
+                "{text}"
+            );
         }
     }
 
