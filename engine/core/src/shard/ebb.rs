@@ -5,22 +5,19 @@
 //! round; when it has fallen and stays low, what the allocator keeps is released.
 
 use crate::limits::{EBB_MIN_BYTES, EBB_US};
-use crate::metrics::{Counter, Metrics};
+use crate::metrics::Metrics;
 
-/// Bytes that come and go.
-pub fn held(metrics: &Metrics) -> u64 {
-    [
-        &metrics.client_bytes,
-        &metrics.inflight_bytes,
-        &metrics.pipeline_answer_bytes,
-        &metrics.hot_bytes,
-        &metrics.ephemeral_bytes,
-        &metrics.ephemeral_kept_bytes,
-        &metrics.producer_bytes,
-    ]
-    .map(Counter::get)
-    .iter()
-    .sum()
+/// Bytes that clients make the server hold.
+pub fn held_for_clients(metrics: &Metrics) -> u64 {
+    metrics.client_bytes.get() + metrics.inflight_bytes.get() + metrics.pipeline_answer_bytes.get()
+}
+
+/// Bytes that streams take in memory until they are in files.
+pub fn held_for_streams(metrics: &Metrics) -> u64 {
+    metrics.hot_bytes.get()
+        + metrics.ephemeral_bytes.get()
+        + metrics.ephemeral_kept_bytes.get()
+        + metrics.producer_bytes.get()
 }
 
 /// The highest that was held since the last release, and since when it is less than half of that.

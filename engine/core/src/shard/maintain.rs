@@ -14,7 +14,7 @@ use crate::log::checkpoint::{Checkpoint, CheckpointError};
 use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
 use crate::model::{Extent, FileRef, StreamId};
 use crate::shard::commit::RetainedFile;
-use crate::shard::ebb::{Ebb, held};
+use crate::shard::ebb::{Ebb, held_for_clients, held_for_streams};
 use crate::shard::engine::Engine;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
@@ -150,7 +150,7 @@ impl Engine {
         let mut last_sweep_us = 0;
         let mut quiet = Quiet::default();
         let mut retry = Retry::default();
-        let mut ebb = Ebb::default();
+        let (mut clients, mut streams) = (Ebb::default(), Ebb::default());
         self.prepare_spares();
         self.sweep_orphans();
         loop {
@@ -184,7 +184,9 @@ impl Engine {
             }
             self.load_expiring(&mut expiry_cursor);
             let now_us = self.doors.clock.monotonic_us();
-            if ebb.is_over(held(&self.metrics), now_us) {
+            let for_clients = clients.is_over(held_for_clients(&self.metrics), now_us);
+            let for_streams = streams.is_over(held_for_streams(&self.metrics), now_us);
+            if for_clients || for_streams {
                 release_memory();
             }
             if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {
