@@ -243,10 +243,11 @@ impl Engine {
         Ok(Gate::OPEN)
     }
 
-    /// Memory has a bound: strong appends wait for the checkpoint that makes room, weak ones are refused.
-    pub(super) fn check_room(&self, state: &StreamState, close: bool) -> Result<(), Undone> {
+    /// Memory has a bound: strong appends wait for the checkpoint that makes room, weak ones are refused, unless they are
+    /// synced (`lasting`: a close, a create) and wait anyway.
+    pub(super) fn check_room(&self, state: &StreamState, lasting: bool) -> Result<(), Undone> {
         if state.is_volatile() {
-            return if close {
+            return if lasting {
                 Ok(())
             } else {
                 self.check_volatile_room(state)
@@ -256,7 +257,7 @@ impl Engine {
             return Ok(());
         }
         self.maintenance.request_checkpoint();
-        Err(if state.class.waits_for_sync() || close {
+        Err(if state.class.waits_for_sync() || lasting {
             Undone::Wait
         } else {
             weak_refused()
@@ -294,7 +295,7 @@ impl Engine {
         bytes.max(PRODUCER_BYTES_MIN)
     }
 
-    /// The same for a commit, which waits in every class that has a log.
+    /// Room in memory for a commit, which waits in every class that has a log.
     pub fn check_commit_room(&self, state: &StreamState) -> Result<(), Undone> {
         if state.is_volatile() {
             return self.check_room(state, false);
