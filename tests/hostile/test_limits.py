@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -124,6 +125,32 @@ def test_item_28_bodies_under_way_share_one_budget(
         sender.close()
     api.wait_for_metric("millstream_inflight_bytes", 0)
     assert api.post(path, b"fine", "application/octet-stream").status == 204
+
+
+def test_bodies_that_are_only_announced_take_no_room(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    server = start_server(settings={"inflight_bytes_max": 32 * MIB})
+    api = Api(server)
+    kind = "application/octet-stream"
+    api.put(path, content_type=kind)
+    headers = {"Content-Type": kind, "Content-Length": str(8 * MIB)}
+    with ExitStack() as stack:
+        for _ in range(40):
+            sender = stack.enter_context(api.connect())
+            sender.send(request_bytes("POST", Api.target(path), headers))
+        api.wait_for_metric("millstream_connections", 41)
+        for _ in range(5):
+            with api.connect() as connection:
+                request = request_bytes(
+                    "POST", Api.target(path), {"Content-Type": kind}, b"x" * MIB
+                )
+                connection.send(request[:-1])
+                api.wait_until_metric("millstream_inflight_bytes", lambda count: count >= MIB - 1)
+                connection.send(request[-1:])
+                assert connection.read_response().status == 204
+        assert api.metric("millstream_inflight_bytes") < MIB
+    api.wait_for_metric("millstream_inflight_bytes", 0)
 
 
 @pytest.mark.parametrize("ttl", [str((1 << 64) - 1), str((1 << 63) - 1), str(1 << 62)])

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from support.http import Api, request_bytes
+from support.http import Api, Connection, request_bytes
 from support.server import Server
 from support.sse import EventStream
 
@@ -124,6 +124,36 @@ def test_every_reader_gets_what_is_appended_while_others_are_woken(
             data = [event.data for event in events if event.kind == "data"]
             assert "".join(data).encode() == b"".join(lines)
     api.wait_for_metric("millstream_sse_subscribers", 0)
+
+
+def test_a_backlog_of_short_lines_is_rendered_in_turns(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    server = start_server(settings={"reactors": 1})
+    api = Api(server, deadline_s=60)
+    offsets = [api.put(path).offset]
+    # As an event each of these lines is seven times as long.
+    offsets += [api.post(path, b"\n" * 16_384).offset for _ in range(80)]
+
+    def read_bytes(connection: Connection) -> int:
+        text = connection.request("GET", "/-/metrics").text
+        return int(text.partition("\nmillstream_read_bytes_total ")[2].split()[0])
+
+    with ExitStack() as stack:
+        asking = stack.enter_context(api.connect())
+        readers = [stack.enter_context(api.connect()) for _ in offsets[:40]]
+        before = read_bytes(asking)
+        with server.frozen():
+            for reader, offset in zip(readers, offsets, strict=False):
+                reader.send(request_bytes("GET", Api.target(path, offset=offset, live="sse")))
+        # Nobody takes anything: it ends when the sockets are full.
+        seen, same = [before], 0
+        while same < 200 or seen[-1] == before:
+            seen.append(read_bytes(asking))
+            same = same + 1 if seen[-1] == seen[-2] else 0
+    steps = [later - earlier for earlier, later in itertools.pairwise(seen) if later > earlier]
+    assert sum(steps) > 40 * 100_000
+    assert len(steps) > 10, "others were answered only when everything was rendered"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])

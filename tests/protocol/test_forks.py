@@ -41,6 +41,29 @@ def test_repeated_put_of_a_fork_that_inherited_everything(
     assert shared.put(fork, b"", "text/plain").status == 409
 
 
+def test_repeated_put_of_a_fork_names_an_offset_that_there_was(shared: Api, path: str) -> None:
+    source, fork = f"{path}/source", f"{path}/fork"
+    tail = shared.put(source, b"abc").offset
+    assert shared.put(fork, b"", None, fork_of(source, tail)).status == 201
+    assert shared.put(fork, b"", None, fork_of(source, tail)).status == 200
+    never = f"0009999999999999_{tail[17:]}"
+    assert shared.put(fork, b"", None, fork_of(source, never)).status == 409
+
+
+def test_a_part_that_is_larger_than_an_append_may_be_is_refused_at_once(
+    server: Server, api: Api, path: str
+) -> None:
+    """It was appended when more was allowed; now the log would never have room for it."""
+    source, fork = f"{path}/source", f"{path}/fork"
+    start = api.put(source).offset
+    api.post(source, b"b" * 2_000_000)
+    server.restart(append_max_bytes="1KiB", wal_file_bytes="64KiB", checkpoint_bytes="64KiB")
+    refused = api.put(fork, b"", None, fork_of(source, start, "1900000"))
+    assert (refused.status, refused.code) == (413, "payload_too_large")
+    assert api.put(fork, b"", None, fork_of(source, start, "1000")).status == 201
+    assert api.get(fork).body == b"b" * 1000
+
+
 def test_fork_has_an_identity_of_its_own(shared: Api, path: str) -> None:
     source, fork = f"{path}/source", f"{path}/fork"
     created = shared.put(source, b"abc")
@@ -304,6 +327,30 @@ def test_an_epoch_that_many_streams_share_is_not_inherited(
     end = api.post(fork, b"x").offset
     assert read_through(api, fork, made.offset) == (b"x", [])
     assert read_through(api, fork, end) == (b"", [])
+
+
+def test_a_fork_at_a_tail_behind_a_possible_loss_says_where_it_is(
+    server: Server, api: Api, path: str
+) -> None:
+    """The source's tail has a name that another stream at the fork's path had too, behind other bytes."""
+    source, fork = f"{path}/source", f"{path}/fork"
+    known = api.put(source, b"aaaa", headers=as_class("memory")).offset
+    api.put(fork, b"zzzz", headers=as_class("memory"))
+    server.crash_and_restart()
+    shared_name = api.head(fork).offset
+    assert shared_name == api.head(source).offset != known
+    api.delete(fork)
+    made = api.put(fork, b"", None, fork_as(source, "fsync", shared_name))
+    assert (made.status, made.offset) == (201, known)
+    answer = api.get(fork, offset=shared_name)
+    gap = Gap.of(answer)
+    assert gap is not None
+    assert (gap.reason, answer.body) == ("recreated", b"aaaa"), "they were at other bytes"
+    assert read_through(api, fork, made.offset) == (b"", [])
+    assert api.post(fork, b"x", headers={"If-Match": f'"{shared_name}"'}).status == 412
+    assert api.post(fork, b"x", headers={"If-Match": f'"{made.offset}"'}).status == 204
+    again = api.put(fork, b"", None, fork_as(source, "fsync", shared_name))
+    assert again.status == 200
 
 
 @pytest.mark.parametrize("name", WEAK)

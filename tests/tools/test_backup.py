@@ -580,3 +580,32 @@ def test_ctrl_c_cancels_the_backup_on_the_server(server: Server, api: Api, tmp_p
     assert re.search("cancelling", told)
     assert not backup.exists()
     backed_up(api, backup)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_restore_that_is_told_to_end_leaves_nothing_behind(
+    api: Api, tmp_path: Path, number: signal.Signals
+) -> None:
+    fill(api, 1)
+    backup, target = tmp_path / "backup", tmp_path / "restored"
+    backed_up(api, backup)
+    (segment, *_) = (path for path in (backup / "segments").rglob("*") if path.is_file())
+    segment.unlink()
+    os.mkfifo(segment)  # nobody writes to it, so that the restore waits here
+    process = subprocess.Popen(
+        [str(binary()), "restore", str(backup), "--data-dir", str(target)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=ctrl_c.taken,
+    )
+    try:
+        wait_until(lambda: (target / "restore.partial").exists())
+        process.send_signal(number)
+        _, told = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, told
+    assert not target.exists()

@@ -16,10 +16,13 @@ import pytest
 
 from support.classes import read_through
 from support.http import Api, producer
+from support.pipeline import Pipeline
 from support.server import Server, binary
 from support.staging import Staging
 
 HERE = Path(__file__).resolve().parent
+COLUMNS = ["value", "offset"]
+JOINED = sorted((HERE / "joined").glob("*.tar.gz"))
 ARCHIVES = sorted(path.name for path in HERE.glob("*.tar.gz"))
 
 
@@ -50,6 +53,7 @@ def check(api: Api, streams: dict[str, Any], *, killed: bool) -> None:
 
 
 def test_the_archives_are_there() -> None:
+    assert [path.name for path in JOINED] == ["kill.tar.gz", "stop.tar.gz"]
     assert {name.rsplit("-", 1)[1] for name in ARCHIVES} == {"stop.tar.gz", "kill.tar.gz"}
 
 
@@ -92,3 +96,23 @@ def test_what_was_told_of_a_directory_of_before_holds(
     server.crash_and_restart()
     streams = {path: known for path, known in told["streams"].items() if path != "staged"}
     check(api, streams, killed=True)
+
+
+@pytest.mark.parametrize("joined", JOINED, ids=lambda path: path.name)
+def test_a_part_and_a_body_under_one_entry_are_read_as_two_records(
+    joined: Path, tmp_path: Path, start_server: Callable[..., Server]
+) -> None:
+    """Forks of byte streams that began with both had one index entry for the two."""
+    with tarfile.open(joined) as opened:
+        opened.extractall(tmp_path, filter="data")
+    server = start_server(data_dir=tmp_path / "data")
+    pipeline = Pipeline(Api(server))
+    for _ in range(2):
+        for name in ("fork", "deep"):
+            for max_bytes in (1, 1 << 20):
+                read = pipeline.read(pipeline.whole(name), columns=COLUMNS, max_bytes=max_bytes)
+                assert read.column("value") == [b"aaaa", b"bb", b"own", b"later"]
+                assert read.column("offset") == [0, 1, 2, 3]
+            part = pipeline.read([pipeline.records(name, 2, 4)])
+            assert part.column("value") == [b"own", b"later"]
+        server.crash_and_restart()

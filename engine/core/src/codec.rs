@@ -16,7 +16,7 @@
 //!
 //! extra of an append: [producer: u64 epoch, u64 seq, u16 length, id] [stream seq: u16 length, bytes], by flags
 //! example: append of "hi" as record 1 of stream 7 at position 0:
-//!   3a000000 crc 02 00 0000 01000000 | seq | 07.. | 00.. | time | epoch | 6869
+//!   3a000000 crc 02 10 0000 01000000 | seq | 07.. | 00.. | time | epoch | 6869
 //! ```
 //!
 //! Invariants
@@ -41,6 +41,9 @@ pub const FLAG_MORE: u8 = 1;
 pub const FLAG_CLOSE: u8 = 2;
 pub const FLAG_PRODUCER: u8 = 4;
 pub const FLAG_STREAM_SEQ: u8 = 8;
+/// Of every frame since accesses are told by `Touch` alone, in time that nobody can set. Without it, in logs of older
+/// versions, appends told them too, by the wall clock.
+pub const FLAG_TOUCHES: u8 = 16;
 
 /// What a frame does. Each frame changes exactly one stream (or none: `Start`, `CleanStop`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +60,7 @@ pub enum FrameKind {
     Purge = 4,
     ForkAdded = 5,
     ForkReleased = 6,
-    /// A sliding TTL was renewed; time = last access.
+    /// A sliding TTL was renewed; time = last access, by the steady clock of the process.
     Touch = 7,
     /// First frame of each start; payload = what the last run's end may have lost, and which boot this is.
     Start = 8,

@@ -47,6 +47,10 @@ pub const COMMIT_COPY_MAX_BYTES: u64 = 256 * 1024;
 pub const COMMIT_FRAMES_MAX_BYTES: usize = BATCH_MAX_BYTES;
 /// Staged records of JSON streams share an index entry up to this many bytes: windows of readers end at entries.
 pub const STAGE_ENTRY_BYTES: u64 = 256 * 1024;
+/// Rows of one stage: each may take an entry of the index.
+pub const STAGE_ROWS_MAX: u64 = 1_000_000;
+/// Memory that stages and commits under way may take together, beside the bodies of requests; one alone may take more.
+pub const STAGING_MAX_BYTES: u64 = 256 * 1024 * 1024;
 /// Streams of one stage or commit, and stages of one commit.
 pub const STAGE_STREAMS_MAX: usize = 20_000;
 pub const COMMIT_STAGES_MAX: usize = 20_000;
@@ -82,6 +86,9 @@ pub const LOAD_AHEAD_BYTES: usize = 1024 * 1024;
 pub const MARKED_APPEND_MIN_BYTES: u64 = 256 * 1024;
 pub const MARKED_APPENDS_MAX: usize = 1024;
 pub const MARK_STEP_BYTES: u32 = 64 * 1024;
+/// Bodies of at least this many bytes are looked through only where nothing else keeps them from being stored, and when it
+/// is their turn: an array takes a reactor milliseconds.
+pub const COSTLY_BODY_BYTES: usize = 16 * 1024;
 /// Bodies of at least this many bytes are looked through and stored by a worker: a reactor would stand still for it.
 pub const LARGE_WRITE_BYTES: usize = 1024 * 1024;
 /// Batches above this many bytes are written by the commit thread, never by a reactor.
@@ -109,7 +116,8 @@ pub const EBB_US: u64 = 2_000_000;
 pub const PIPELINE_MAX: usize = 4096;
 /// Bytes of one SSE data event rendered from a backlog (a single larger record still is one event).
 pub const SSE_WINDOW_BYTES: u64 = 128 * 1024;
-/// Stored bytes of an event that are rendered at once, and when `client_bytes_max` is used up. Whole base64 groups.
+/// Stored bytes of an event that are rendered at once, and when `client_bytes_max` is used up. Whole base64 groups. Of text
+/// whose lines are short it is the rendered bytes that count.
 pub const SSE_PIECE_BYTES: u64 = 192 * 1024;
 pub const TIGHT_SSE_PIECE_BYTES: u64 = 24 * 1024;
 /// Rendered pieces that a reactor keeps for the next readers.

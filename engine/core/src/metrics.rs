@@ -90,6 +90,7 @@ metrics! {
     pipeline_read_bytes "counter" "millstream_pipeline_read_bytes_total" "Bytes of Arrow returned by /v1/read.";
     stages_waiting "gauge" "millstream_stages_waiting" "Stages that wait for a commit.";
     stages_waiting_bytes "gauge" "millstream_stages_waiting_bytes" "Bytes of files of stages that wait for a commit.";
+    staging_bytes "gauge" "millstream_staging_bytes" "Memory that stages being written and commits being made take in addition to the bodies of their requests.";
     stages_expired "counter" "millstream_stages_expired_total" "Stages that nobody committed in time.";
     commits "counter" "millstream_commits_total" "Commits of staged records.";
     commit_duplicates "counter" "millstream_commit_duplicates_total" "Commits answered as a repetition.";
@@ -99,6 +100,7 @@ metrics! {
     control_waiting "gauge" "millstream_control_waiting" "Requests to the control plane that wait for slow work; each kind has its own bound.";
     control_crowded "counter" "millstream_control_crowded_total" "Requests refused because too many of their kind were waiting.";
     subscription_links "gauge" "millstream_subscription_links" "Streams that subscriptions follow, counted once for each subscription.";
+    subscription_link_bytes "gauge" "millstream_subscription_link_bytes" "Memory that is counted for the streams that subscriptions follow.";
     subscription_offsets "gauge" "millstream_subscription_offsets" "Those of them that take memory of their own: the subscription has not acknowledged everything.";
     webhooks_waiting "gauge" "millstream_webhooks_waiting" "Webhook requests that wait for their turn.";
     webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver accepted.";
@@ -112,6 +114,11 @@ pub struct Counter(AtomicU64);
 impl Counter {
     pub fn add(&self, value: u64) {
         self.0.fetch_add(value, Relaxed);
+    }
+
+    /// Adds; returns what it was before.
+    pub fn raise(&self, value: u64) -> u64 {
+        self.0.fetch_add(value, Relaxed)
     }
 
     pub fn sub(&self, value: u64) {

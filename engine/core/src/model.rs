@@ -86,15 +86,26 @@ fn digits16(text: &[u8]) -> Option<u64> {
     })
 }
 
+/// Two at a time: every acknowledgement has 32 of them.
 fn put_digits(slot: &mut [u8], mut value: u64) {
-    for byte in slot.iter_mut().rev() {
+    for pair in slot.rchunks_exact_mut(2) {
         if value == 0 {
             break;
         }
-        *byte = b'0' + (value % 10) as u8;
-        value /= 10;
+        pair.copy_from_slice(&PAIRS[(value % 100) as usize]);
+        value /= 100;
     }
 }
+
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[0; 2]; 100];
+    let mut value = 0;
+    while value < 100 {
+        pairs[value] = [b'0' + (value / 10) as u8, b'0' + (value % 10) as u8];
+        value += 1;
+    }
+    pairs
+};
 
 /// Durability class: which watermark acknowledgements and readers wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]

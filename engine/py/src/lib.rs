@@ -6,6 +6,7 @@ mod settings;
 mod tools;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use millstream_core::model::Class;
 use millstream_core::refusal::Refusal;
 use millstream_core::serve::server::Server;
 use millstream_core::shard::backup::BackupOptions;
+use millstream_core::shard::feed::Feed;
+use millstream_core::shard::globs::{Globs, PARTS_MAX};
 use millstream_core::shard::list::StreamInfo;
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
@@ -138,6 +141,7 @@ impl Engine {
             "control_waiting" => &metrics.control_waiting,
             "control_crowded" => &metrics.control_crowded,
             "subscription_links" => &metrics.subscription_links,
+            "subscription_link_bytes" => &metrics.subscription_link_bytes,
             "subscription_offsets" => &metrics.subscription_offsets,
             "webhooks_waiting" => &metrics.webhooks_waiting,
             "webhooks" => &metrics.webhooks,
@@ -272,19 +276,66 @@ impl Engine {
         tools::verify_live(py, &self.server.engine, progress)
     }
 
-    fn watch(&self, globs: Vec<String>) {
-        self.server.engine.shard.feed.watch(&globs);
+    /// Watches these, too: streams by name, and all that globs match.
+    fn watch(&self, py: Python<'_>, names: Vec<String>, globs: Vec<String>) -> PyResult<()> {
+        if py.detach(|| self.feed().watch(&names, &globs)) {
+            Ok(())
+        } else {
+            Err(too_many_parts())
+        }
     }
 
-    fn take_dirty(&self, py: Python<'_>, timeout_ms: u64) -> (Vec<String>, bool) {
+    fn unwatch(&self, py: Python<'_>, names: Vec<String>, globs: Vec<String>) {
+        py.detach(|| self.feed().unwatch(&names, &globs));
+    }
+
+    /// The watched streams that changed, each with the watched globs that match it, and whether some were dropped.
+    fn take_dirty(&self, py: Python<'_>, timeout_ms: u64) -> (Vec<(String, Vec<String>)>, bool) {
         py.detach(|| {
-            self.server
-                .engine
-                .shard
-                .feed
-                .take(Duration::from_millis(timeout_ms))
+            let (dirty, overflow) = self.feed().take(Duration::from_millis(timeout_ms));
+            let dirty = dirty
+                .into_iter()
+                .map(|(path, globs)| (String::from(path), texts(&globs)));
+            (dirty.collect(), overflow)
         })
     }
+
+    /// For each name the watched globs that match it; `None` = it is not watched.
+    fn globs_of(&self, py: Python<'_>, paths: Vec<String>) -> Vec<Option<Vec<String>>> {
+        py.detach(|| {
+            let found = paths.iter().map(|path| self.feed().globs_of(path));
+            found
+                .map(|globs| globs.map(|globs| texts(&globs)))
+                .collect()
+        })
+    }
+}
+
+impl Engine {
+    fn feed(&self) -> &Feed {
+        &self.server.engine.shard.feed
+    }
+}
+
+/// The names that a glob matches.
+#[pyfunction]
+fn matching(py: Python<'_>, glob: &str, paths: Vec<String>) -> PyResult<Vec<String>> {
+    py.detach(|| {
+        let mut globs = Globs::default();
+        if !globs.add(glob) {
+            return Err(too_many_parts());
+        }
+        let matches = |path: &String| !globs.find(path).is_empty();
+        Ok(paths.into_iter().filter(matches).collect())
+    })
+}
+
+fn texts(globs: &[Arc<str>]) -> Vec<String> {
+    globs.iter().map(|glob| String::from(&**glob)).collect()
+}
+
+fn too_many_parts() -> PyErr {
+    PyValueError::new_err(format!("a glob has at most {PARTS_MAX} parts"))
 }
 
 fn describe<'py>(py: Python<'py>, entry: &StreamInfo) -> PyResult<Bound<'py, PyDict>> {
@@ -308,6 +359,7 @@ fn describe<'py>(py: Python<'py>, entry: &StreamInfo) -> PyResult<Bound<'py, PyD
 fn _engine(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
     module.add_function(wrap_pyfunction!(backup::crc32c, module)?)?;
+    module.add_function(wrap_pyfunction!(matching, module)?)?;
     module.add_function(wrap_pyfunction!(tools::verify, module)?)?;
     module.add("EngineError", module.py().get_type::<EngineError>())
 }

@@ -86,6 +86,8 @@ class Tails:
     streams: tuple[StreamTail, ...]
     missing: tuple[str, ...]
     removed: tuple[StreamEnd, ...] = ()
+    next: str | None = None
+    """Of a page: the name behind which the next one begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +124,14 @@ def tails_steps(
     pattern: str | None = None,
     cursor: str | None = None,
     wait_ms: int = 0,
+    after: str | None = None,
 ) -> Steps[Tails]:
-    """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it."""
+    """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it; with `after` a page of a pattern."""
     body: dict[str, Any] = (
         {"pattern": pattern} if pattern is not None else {"streams": streams or []}
     )
+    if after is not None:
+        body["after"] = after
     if cursor is not None:
         body["cursor"] = cursor
         body["wait_ms"] = min(wait_ms, WAIT_MS_MAX)
@@ -224,6 +229,7 @@ def parse_tails(document: Mapping[str, Any]) -> Tails:
             streams=tuple(_stream(row) for row in document["streams"]),
             missing=tuple(str(name) for name in document.get("missing", ())),
             removed=tuple(_end(row) for row in document.get("removed", ())),
+            next=document.get("next"),
         ),
     )
 

@@ -24,9 +24,14 @@ LARGE_VIEWS_MAX: Final = 16
 
 # What one subscription may say about itself.
 SUBSCRIPTIONS_MAX: Final = 10_000
-# Links of all subscriptions together. A link with nothing outstanding costs no memory of its own, one with something
-# does: about 150 bytes.
+# Links of all subscriptions together. A further link to a stream that others follow costs no memory of its own while
+# nothing is outstanding; one with something outstanding does: about 150 bytes.
 SUBSCRIPTION_LINKS_MAX: Final = 5_000_000
+# What is kept for them: about this for each stream that is followed, by however many, and for each link that names its
+# stream, and the name itself on top of each.
+FOLLOWED_STREAM_BYTES: Final = 500
+NAMED_LINK_BYTES: Final = 300
+SUBSCRIPTION_LINK_BYTES_MAX: Final = 1 << 30
 SUBSCRIPTION_ID_CHARS_MAX: Final = 256
 PATH_CHARS_MAX: Final = 1024
 PATTERN_SEGMENTS_MAX: Final = 64
@@ -81,3 +86,5 @@ FEED_TAKE_MS: Final = 50
 FEED_IDLE_TAKE_MS: Final = 500
 FEED_PACE_S: Final = 0.005
 FEED_BATCH_MAX: Final = 2000
+# Names and globs that are handed to the engine at once: it keeps its reader waiting so long.
+WATCH_BATCH_MAX: Final = 2000

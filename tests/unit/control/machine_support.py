@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
+from millstream._engine import matching
 from millstream.control.subscriptions.events import decode, encode
 from millstream.control.subscriptions.machine import Machine, Outcome, WakeRequest
 from millstream.control.subscriptions.model import Config
@@ -38,6 +40,14 @@ def config(kind: str = "webhook", **changes: Any) -> Config:
 def create(machine: Machine, name: str = "s", kind: str = "webhook", **changes: Any) -> Outcome:
     tails = changes.pop("tails", {})
     return machine.create(name, f"uid-{name}", config(kind, **changes), BASE, tails, 0)
+
+
+def observe(machine: Machine, changes: Iterable[tuple[str, str | None]]) -> Outcome:
+    """Streams change, and the engine says with each which patterns match it."""
+    patterns = list(machine.state.patterns)
+    return machine.observe(
+        [(path, tail, [p for p in patterns if matching(p, [path])]) for path, tail in changes]
+    )
 
 
 def request(machine: Machine, name: str = "s", **changes: Any) -> WakeRequest:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream._engine import Engine, matching
 from millstream.control.subscriptions import globs
 
 SEGMENT = st.sampled_from(["a", "b", "ab", "*x"])
@@ -22,36 +24,31 @@ def means(pattern: list[str], path: list[str]) -> bool:
     return bool(path) and pattern[0] in ("*", path[0]) and means(pattern[1:], path[1:])
 
 
-@given(PATTERN, PATH)
-def test_a_matcher_follows_the_definition(pattern: str, path: str) -> None:
-    assert globs.matcher(pattern)(path) == means(pattern.split("/"), path.split("/"))
-
-
-@given(st.lists(PATTERN, max_size=8), st.sets(st.integers(0, 7)), PATH)
-def test_an_index_finds_exactly_the_owners_that_were_not_removed(
-    patterns: list[str], removed: set[int], path: str
-) -> None:
-    index = globs.GlobIndex()
-    for number, pattern in enumerate(patterns):
-        index.add(pattern, str(number))
-    for number, pattern in enumerate(patterns):
-        if number in removed:
-            index.remove(pattern, str(number))
-    kept = {str(n): p for n, p in enumerate(patterns) if n not in removed}
-    expected = {owner for owner, p in kept.items() if means(p.split("/"), path.split("/"))}
-    assert index.find(path) == expected
-    assert sorted(index.patterns()) == sorted(set(kept.values()))
+@given(PATTERN, st.lists(PATH, max_size=4))
+def test_a_glob_matches_what_its_definition_says(pattern: str, paths: list[str]) -> None:
+    expected = [path for path in paths if means(pattern.split("/"), path.split("/"))]
+    assert matching(pattern, paths) == expected
 
 
 @given(PATTERN, PATH)
 def test_every_match_starts_with_the_literal_prefix(pattern: str, path: str) -> None:
-    if globs.matcher(pattern)(path):
+    if matching(pattern, [path]):
         assert path.startswith(globs.literal_prefix(pattern))
 
 
-def test_many_double_stars_cost_no_more_than_a_walk() -> None:
-    pattern = "/".join(["**", "a"] * 30)
-    assert not globs.matcher(pattern)("/".join(["a"] * 500 + ["b"]))
+def test_names_are_watched_as_they_are_and_globs_by_what_they_match(engine: Engine) -> None:
+    engine.watch(["a/b", "c/*"], ["a/*", "**/b"])
+    paths = ["a/b", "a/c", "c/d", "c/*", "x/y/b", "x"]
+    found = [None if row is None else sorted(row) for row in engine.globs_of(paths)]
+    assert found == [["**/b", "a/*"], ["a/*"], None, [], ["**/b"], None]
+    engine.unwatch(["a/b", "c/*", "never"], ["**/b", "never/*"])
+    assert engine.globs_of(paths) == [["a/*"], ["a/*"], None, None, None, None]
+
+
+def test_a_glob_with_too_many_parts_is_refused(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="at most 127 parts"):
+        engine.watch([], ["*/" * 127 + "a"])
+    assert engine.globs_of(["/".join("a" * 128)]) == [None]
 
 
 def test_cover_keeps_the_shortest_prefixes() -> None:

@@ -18,7 +18,7 @@ from millstream.control.subscriptions.machine import (
 )
 from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.offsets import BEFORE_FIRST, ZERO
-from unit.control.machine_support import at, create, new_machine, request
+from unit.control.machine_support import at, create, new_machine, observe, request
 
 
 @pytest.fixture
@@ -50,29 +50,29 @@ def test_existing_matches_and_explicit_streams_start_at_their_tail(machine: Mach
 
 def test_a_stream_first_seen_through_an_append_starts_before_it(machine: Machine) -> None:
     create(machine)
-    outcome = machine.observe([("events/new", at(5))])
+    outcome = observe(machine, [("events/new", at(5))])
     assert acked(machine) == {"events/new": BEFORE_FIRST}
     assert outcome.effects == [Send("s", "w_1")]
 
 
 def test_an_empty_stream_wakes_nobody_but_its_first_record_does(machine: Machine) -> None:
     create(machine, streams=("events/known",))
-    assert machine.observe([("events/new", at(0)), ("events/known", at(0))]).events == []
-    assert machine.observe([("events/new", at(3))]).effects == [Send("s", "w_1")]
+    assert observe(machine, [("events/new", at(0)), ("events/known", at(0))]).events == []
+    assert observe(machine, [("events/new", at(3))]).effects == [Send("s", "w_1")]
 
 
 def test_a_stream_that_never_exists_stays_linked_and_silent(machine: Machine) -> None:
     create(machine, pattern=None, streams=("never",))
-    assert machine.observe([("never", None)]).events == []
+    assert observe(machine, [("never", None)]).events == []
     assert machine.tick("s", 10**9).events == []
     assert acked(machine) == {"never": ZERO}
-    assert machine.observe([("never", at(1))]).effects == [Send("s", "w_1")]
+    assert observe(machine, [("never", at(1))]).effects == [Send("s", "w_1")]
 
 
 def test_a_subscription_does_not_follow_its_own_wake_stream(machine: Machine) -> None:
     create(machine, kind="pull-wake", pattern="**", tails={"wake/pool": at(9)})
     assert acked(machine) == {}
-    assert machine.observe([("wake/pool", at(20))]).events == []
+    assert observe(machine, [("wake/pool", at(20))]).events == []
     with pytest.raises(Refused) as caught:
         machine.add_streams("s", ["wake/pool"], {})
     assert caught.value == refusal("INVALID_REQUEST", 400)
@@ -80,7 +80,7 @@ def test_a_subscription_does_not_follow_its_own_wake_stream(machine: Machine) ->
 
 def test_reserved_streams_wake_nobody(machine: Machine) -> None:
     create(machine, pattern="**")
-    assert machine.observe([("__ds/state/subscriptions/1", at(5))]).events == []
+    assert observe(machine, [("__ds/state/subscriptions/1", at(5))]).events == []
 
 
 def test_removing_an_explicit_link_leaves_the_glob_link_with_its_offset(machine: Machine) -> None:
@@ -90,7 +90,8 @@ def test_removing_an_explicit_link_leaves_the_glob_link_with_its_offset(machine:
     machine.remove_stream("s", "absent")
     assert acked(machine) == {"events/a": at(4)}
     assert "events/a" not in machine.get("s").explicit
-    assert machine.watched() == ["events/*"]
+    assert list(machine.state.patterns) == ["events/*"]
+    assert not any(map(machine.state.is_named, ("events/a", "other")))
 
 
 def test_adding_a_known_stream_again_keeps_its_offset(machine: Machine) -> None:
@@ -107,17 +108,17 @@ def test_deleting_a_subscribed_stream_ends_glob_links_and_resets_explicit_ones(
     tails = {"events/a": at(4), "x": at(4)}
     create(machine, "s", streams=("x",), tails=tails)
     create(machine, "t", streams=("x",), tails=tails)
-    machine.observe([("events/a", None), ("x", None)])
+    observe(machine, [("events/a", None), ("x", None)])
     assert acked(machine, "s") == acked(machine, "t") == {"x": ZERO}
     assert not machine.get("s").pending
-    machine.observe([("events/a", at(2, epoch=8)), ("x", at(1, epoch=8))])
+    observe(machine, [("events/a", at(2, epoch=8)), ("x", at(1, epoch=8))])
     assert acked(machine, "s") == {"x": ZERO, "events/a": BEFORE_FIRST}
     assert set(machine.get("t").pending) == {"x", "events/a"}
 
 
 def test_a_recreated_stream_is_pending_even_if_it_is_shorter(machine: Machine) -> None:
     create(machine, tails={"events/a": at(100, epoch=7)})
-    assert machine.observe([("events/a", at(1, epoch=8))]).effects == [Send("s", "w_1")]
+    assert observe(machine, [("events/a", at(1, epoch=8))]).effects == [Send("s", "w_1")]
 
 
 # Configuration.
@@ -143,12 +144,12 @@ def test_confirming_under_another_address_moves_callbacks_there(machine: Machine
 
 def test_deleting_is_idempotent_and_voids_the_wake(machine: Machine) -> None:
     create(machine)
-    machine.observe([("events/a", at(1))])
+    observe(machine, [("events/a", at(1))])
     machine.delete("s")
     assert machine.delete("s").events == []
     assert machine.sent("s", "w_1", True, 5).events == []
     assert machine.tick("s", 10**9).events == []
-    assert machine.watched() == []
+    assert not machine.state.patterns
     assert not machine.state.streams
     assert not machine.state.links
     assert not machine.state.offsets
@@ -159,8 +160,8 @@ def test_deleting_is_idempotent_and_voids_the_wake(machine: Machine) -> None:
 
 def test_done_acknowledges_the_snapshot_and_later_records_wake_again(machine: Machine) -> None:
     create(machine)
-    machine.observe([("events/a", at(1)), ("events/b", at(2))])
-    machine.observe([("events/a", at(9))])
+    observe(machine, [("events/a", at(1)), ("events/b", at(2))])
+    observe(machine, [("events/a", at(9))])
     outcome = machine.sent("s", "w_1", True, 50)
     assert acked(machine) == {"events/a": at(1), "events/b": at(2)}
     assert outcome.next_wake
@@ -171,13 +172,13 @@ def test_done_acknowledges_the_snapshot_and_later_records_wake_again(machine: Ma
 
 def test_only_one_wake_is_in_flight(machine: Machine) -> None:
     create(machine)
-    assert machine.observe([("events/a", at(1))]).effects
-    assert machine.observe([("events/a", at(2)), ("events/b", at(2))]).effects == []
+    assert observe(machine, [("events/a", at(1))]).effects
+    assert observe(machine, [("events/a", at(2)), ("events/b", at(2))]).effects == []
 
 
 def test_a_wake_lists_a_bounded_number_of_streams_and_the_rest_follow(machine: Machine) -> None:
     create(machine)
-    machine.observe([(f"events/{n}", at(1)) for n in range(WAKE_STREAMS_MAX + 5)])
+    observe(machine, [(f"events/{n}", at(1)) for n in range(WAKE_STREAMS_MAX + 5)])
     assert len(machine.views(machine.get("s"))) == WAKE_STREAMS_MAX
     machine.sent("s", "w_1", True, 1)
     assert len(machine.views(machine.get("s"))) == 5
@@ -185,7 +186,7 @@ def test_a_wake_lists_a_bounded_number_of_streams_and_the_rest_follow(machine: M
 
 def test_a_delivered_wake_that_is_not_answered_expires_and_wakes_again(machine: Machine) -> None:
     create(machine)
-    machine.observe([("events/a", at(1))])
+    observe(machine, [("events/a", at(1))])
     assert machine.sent("s", "w_1", False, 100).effects == [Alarm("s", 1100)]
     assert machine.tick("s", 1099).effects == [Alarm("s", 1100)]
     stale = request(machine)
@@ -197,7 +198,7 @@ def test_a_delivered_wake_that_is_not_answered_expires_and_wakes_again(machine: 
 
 def test_failures_are_retried_with_growing_delays_and_show_in_the_status(machine: Machine) -> None:
     create(machine)
-    machine.observe([("events/a", at(1))])
+    observe(machine, [("events/a", at(1))])
     now, delays = 0, []
     for _ in range(8):
         (alarm,) = machine.send_failed("s", "w_1", "refused", now).effects
@@ -222,9 +223,9 @@ def test_jitter_is_a_fifth_either_way(attempt: int, jitter: float, delay: int) -
 
 def test_a_retry_whose_streams_are_all_gone_ends_quietly(machine: Machine) -> None:
     create(machine)
-    machine.observe([("events/a", at(1))])
+    observe(machine, [("events/a", at(1))])
     machine.send_failed("s", "w_1", "refused", 0)
-    machine.observe([("events/a", None)])
+    observe(machine, [("events/a", None)])
     outcome = machine.tick("s", 1000)
     assert outcome.events == [e.Finished("s", "w_1", "empty")]
     assert machine.get("s").status == "active"
@@ -232,7 +233,7 @@ def test_a_retry_whose_streams_are_all_gone_ends_quietly(machine: Machine) -> No
 
 def test_a_callback_may_overtake_the_response(machine: Machine) -> None:
     create(machine)
-    machine.observe([("events/a", at(1))])
+    observe(machine, [("events/a", at(1))])
     outcome = machine.acknowledge("s", "webhook", request(machine), {}, 10)
     assert outcome.effects == [Alarm("s", 1010)]
     assert machine.send_failed("s", "w_1", "response lost", 20).events == []
@@ -255,7 +256,7 @@ def test_a_callback_may_overtake_the_response(machine: Machine) -> None:
 )
 def test_anything_stale_is_fenced(machine: Machine, changes: dict[str, Any]) -> None:
     create(machine)
-    machine.observe([("events/a", at(1))])
+    observe(machine, [("events/a", at(1))])
     with pytest.raises(Refused) as caught:
         machine.acknowledge("s", "webhook", request(machine, **changes), {}, 1)
     assert caught.value == refusal("FENCED")
@@ -273,7 +274,7 @@ def test_anything_stale_is_fenced(machine: Machine, changes: dict[str, Any]) -> 
 )
 def test_one_wrong_ack_refuses_them_all(machine: Machine, bad: tuple[str, str]) -> None:
     create(machine, tails={"events/a": at(5), "events/b": at(5)})
-    machine.observe([("events/a", at(10)), ("events/b", at(10))])
+    observe(machine, [("events/a", at(10)), ("events/b", at(10))])
     acks = (("events/b", at(10)), bad)
     tails = {"events/a": at(10), "events/b": at(10), "events/unknown": at(5)}
     with pytest.raises(Refused) as caught:
@@ -285,17 +286,17 @@ def test_one_wrong_ack_refuses_them_all(machine: Machine, bad: tuple[str, str]) 
 
 def test_a_worker_may_acknowledge_what_the_feed_has_not_reported_yet(machine: Machine) -> None:
     create(machine)
-    machine.observe([("events/a", at(5))])
+    observe(machine, [("events/a", at(5))])
     done = request(machine, acks=(("events/a", at(9)),), done=True)
     assert not machine.acknowledge("s", "webhook", done, {"events/a": at(9)}, 1).next_wake
-    assert machine.observe([("events/a", at(5))]).effects == []  # an old report comes in late
-    assert machine.observe([("events/a", at(9))]).effects == []
+    assert observe(machine, [("events/a", at(5))]).effects == []  # an old report comes in late
+    assert observe(machine, [("events/a", at(9))]).effects == []
 
 
 def test_an_old_report_that_comes_late_does_not_hide_work(machine: Machine) -> None:
     create(machine, tails={"events/a": at(5)})
-    machine.observe([("events/a", at(9))])
-    machine.observe([("events/a", at(5))])
+    observe(machine, [("events/a", at(9))])
+    observe(machine, [("events/a", at(5))])
     assert set(machine.get("s").pending) == {"events/a"}
 
 
@@ -309,7 +310,7 @@ def pull(machine: Machine) -> Machine:
 
 
 def test_two_workers_one_lease(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.sent("s", "w_1", False, 0)
     assert pull.claim("s", "one", 100).effects == [Alarm("s", 1100)]
     with pytest.raises(Refused) as caught:
@@ -319,7 +320,7 @@ def test_two_workers_one_lease(pull: Machine) -> None:
 
 
 def test_a_claim_makes_the_wake_itself_and_needs_no_announcement(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.claim("s", "one", 0)
     done = request(pull, acks=(("events/a", at(1)),), done=True)
     pull.acknowledge("s", "pull-wake", done, {"events/a": at(1)}, 1)
@@ -336,13 +337,13 @@ def test_a_claim_without_work_is_refused(pull: Machine) -> None:
 
 
 def test_a_wake_that_nobody_claims_does_not_expire(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     assert pull.sent("s", "w_1", False, 0).effects == []
     assert pull.tick("s", 10**9).events == []
 
 
 def test_an_expired_claim_wakes_again_and_fences_the_old_worker(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.claim("s", "one", 0)
     stale = request(pull)
     with pytest.raises(Refused) as caught:  # the lease is over, whether or not the timer rang
@@ -356,7 +357,7 @@ def test_an_expired_claim_wakes_again_and_fences_the_old_worker(pull: Machine) -
 
 
 def test_a_claim_after_the_lease_ran_out_takes_over_before_the_timer(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.claim("s", "one", 0)
     pull.claim("s", "two", 1000)
     wake = pull.get("s").wake
@@ -365,7 +366,7 @@ def test_a_claim_after_the_lease_ran_out_takes_over_before_the_timer(pull: Machi
 
 
 def test_heartbeats_keep_the_lease(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.claim("s", "one", 0)
     for now in range(900, 9900, 900):
         pull.acknowledge("s", "pull-wake", request(pull), {}, now)
@@ -374,28 +375,28 @@ def test_heartbeats_keep_the_lease(pull: Machine) -> None:
 
 
 def test_release_with_work_left_wakes_again(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.claim("s", "one", 0)
     assert pull.release("s", request(pull), 1).effects == [Send("s", "w_2")]
 
 
 def test_acks_without_a_claim_are_fenced(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     with pytest.raises(Refused) as caught:
         pull.acknowledge("s", "pull-wake", request(pull), {}, 1)
     assert caught.value == refusal("FENCED")
 
 
 def test_an_unclaimed_wake_whose_work_vanished_does_not_block_the_next(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.sent("s", "w_1", False, 0)
-    pull.observe([("events/a", None)])
+    observe(pull, [("events/a", None)])
     assert pull.get("s").wake is None
-    assert pull.observe([("events/b", at(1))]).effects == [Send("s", "w_2")]
+    assert observe(pull, [("events/b", at(1))]).effects == [Send("s", "w_2")]
 
 
 def test_a_missing_wake_stream_is_retried_and_claims_still_work(pull: Machine) -> None:
-    pull.observe([("events/a", at(1))])
+    observe(pull, [("events/a", at(1))])
     pull.send_failed("s", "w_1", "no such stream", 0)
     assert pull.get("s").status == "failed"
     assert pull.tick("s", 1000).effects == [Send("s", "w_1")]
@@ -426,7 +427,7 @@ def test_after_replay_sends_and_timers_go_on(machine: Machine) -> None:
     create(machine, "retrying", pattern="r/*")
     create(machine, "leased", pattern="l/*")
     create(machine, "waiting", kind="pull-wake", pattern="w/*")
-    machine.observe([(f"{p}/a", at(1)) for p in ("events", "r", "l", "w")])
+    observe(machine, [(f"{p}/a", at(1)) for p in ("events", "r", "l", "w")])
     wakes = {
         name: sub.wake.wake_id for name, sub in machine.state.subscriptions.items() if sub.wake
     }

@@ -1,7 +1,10 @@
-"""What links cost: nothing of their own while nothing is outstanding, and a bound for all of them together."""
+"""What links cost: nothing of their own while nothing is outstanding and others follow the same streams; what is
+counted for them is what they take; and a bound for all of them together, by number and by bytes."""
 
 from __future__ import annotations
 
+import gc
+import json
 import tracemalloc
 
 import pytest
@@ -9,10 +12,20 @@ import pytest
 from millstream.control.subscriptions import machine as machine_module
 from millstream.control.subscriptions.machine import Machine
 from millstream.control.subscriptions.model import Refused
-from unit.control.machine_support import at, create, new_machine, picture, replayed, request
+from millstream.control.subscriptions.state import State
+from unit.control.machine_support import (
+    at,
+    create,
+    new_machine,
+    observe,
+    picture,
+    replayed,
+    request,
+)
 
 STREAMS = 2000
 SUBSCRIPTIONS = 20
+COUNTED = 500
 # A dictionary entry alone takes more.
 BYTES_PER_LINK_MAX = 20
 
@@ -42,6 +55,55 @@ def test_quiet_links_of_further_subscriptions_take_no_memory() -> None:
     assert (after - before) / (STREAMS * (SUBSCRIPTIONS - 1)) < BYTES_PER_LINK_MAX
 
 
+@pytest.mark.parametrize("length", [20, 1000])
+@pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_counted_for_links_is_what_they_take(
+    length: int, letter: str, is_named: bool, again: bool
+) -> None:
+    """When they are made, and when they come from disk."""
+
+    def names() -> list[str]:
+        return [f"{number:08d}/".ljust(length, letter) for number in range(COUNTED)]
+
+    def made() -> State:
+        machine = new_machine()
+        if is_named:
+            create(machine, pattern=None, streams=tuple(names()))
+        else:
+            create(machine, pattern="**", tails={name: at(10) for name in names()})
+        return machine.state
+
+    made()
+    text = json.dumps(picture(made()))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        state = replayed(json.loads(text)) if again else made()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert state.links == COUNTED
+    assert 0.2 < (after - before) / state.link_bytes < 1.0
+
+
+def test_what_is_counted_for_links_goes_with_them() -> None:
+    machine = new_machine()
+    create(machine, "glob", tails=tails(10))
+    alone = machine.state.link_bytes
+    create(machine, "names", pattern=None, streams=("a", "b", "events/00000001"))
+    machine.add_streams("names", ["b", "c"], {})
+    machine.remove_stream("names", "a")
+    observe(machine, [("b", at(1)), ("b", None)])
+    assert machine.state.link_bytes > alone
+    machine.delete("names")
+    assert machine.state.link_bytes == alone
+    machine.delete("glob")
+    assert machine.state.link_bytes == 0
+
+
 def test_a_restart_keeps_quiet_links_as_small() -> None:
     rows = picture(subscribed().state)
     state = replayed(rows)
@@ -54,7 +116,7 @@ def test_a_restart_keeps_quiet_links_as_small() -> None:
 
 def test_links_are_kept_apart_only_until_they_have_caught_up() -> None:
     machine = subscribed()
-    machine.observe([("events/00000007", at(20))])
+    observe(machine, [("events/00000007", at(20))])
     assert machine.state.offsets == SUBSCRIPTIONS
     for number in range(SUBSCRIPTIONS):
         name = f"s{number}"
@@ -69,11 +131,11 @@ def test_links_are_kept_apart_only_until_they_have_caught_up() -> None:
 def test_a_subscription_that_is_behind_stays_behind_when_others_go_on() -> None:
     machine = subscribed(2)
     path = "events/00000007"
-    machine.observe([(path, at(20))])
+    observe(machine, [(path, at(20))])
     done = request(machine, "s0", acks=((path, at(20)),), done=True)
     machine.acknowledge("s0", "webhook", done, {path: at(20)}, 1)
     create(machine, "late", tails=tails(10) | {path: at(20)})
-    machine.observe([(path, at(30))])
+    observe(machine, [(path, at(30))])
     state = machine.state
     links = {name: state.link(machine.get(name), path) for name in ("s0", "s1", "late")}
     assert {name: link.acked for name, link in links.items() if link is not None} == {
@@ -99,7 +161,29 @@ def test_links_of_all_subscriptions_have_a_bound_together(monkeypatch: pytest.Mo
     machine.remove_stream("s0", "room for one")
     assert picture(machine.state) == before
     # A wake is promised to who is subscribed already.
-    machine.observe([("events/new", at(5))])
+    observe(machine, [("events/new", at(5))])
     assert "events/new" in machine.get("s0").pending
     machine.delete("s1")
     create(machine, "in its place", tails=tails(10))
+
+
+def test_what_links_take_has_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "SUBSCRIPTION_LINK_BYTES_MAX", 100_000)
+    machine = subscribed(0)
+    create(machine, "s0", pattern=None, streams=tuple(f"{n:02d}".ljust(1000) for n in range(30)))
+    before = picture(machine.state)
+    with pytest.raises(Refused, match="at most 100000 bytes") as refused:
+        create(machine, "t", pattern=None, streams=tuple(f"{n:02d}".rjust(1000) for n in range(30)))
+    assert (refused.value.status, refused.value.code) == (429, "TOO_MANY_LINKS")
+    with pytest.raises(Refused):
+        machine.add_streams("s0", [f"{n:02d}".rjust(1000) for n in range(30)], {})
+    assert picture(machine.state) == before
+    # The same streams again cost less than others would.
+    create(machine, "t", pattern=None, streams=tuple(f"{n:02d}".ljust(1000) for n in range(10)))
+    # A wake is promised to who is subscribed already.
+    create(machine, "glob", pattern="**")
+    observe(machine, [("/".join(["x" * 999, str(number)]), at(5)) for number in range(100)])
+    assert machine.get("glob").linked == 100
+    machine.delete("s0")
+    machine.delete("glob")
+    create(machine, "u", pattern=None, streams=tuple(f"{n:02d}".rjust(1000) for n in range(20)))

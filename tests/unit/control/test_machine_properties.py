@@ -9,12 +9,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from millstream.control.subscriptions import globs
+from millstream._engine import matching
 from millstream.control.subscriptions.events import decode, encode
 from millstream.control.subscriptions.machine import Alarm, Outcome, Send, WakeRequest
 from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.offsets import is_pending
-from unit.control.machine_support import at, create, new_machine, picture, replayed, request
+from millstream.control.subscriptions.state import named_bytes, stream_bytes
+from unit.control.machine_support import (
+    at,
+    create,
+    new_machine,
+    observe,
+    picture,
+    replayed,
+    request,
+)
 
 NAMES = st.sampled_from(["hook", "pull", "wide"])
 PATHS = st.sampled_from(["events/a", "events/b", "other", "wake/pool", "deep/er/x"])
@@ -33,6 +42,8 @@ class Subscriptions(RuleBasedStateMachine):
         self.sends: set[tuple[str, str]] = set()
         self.generations: dict[str, int] = {}
         self.tickets: list[tuple[str, WakeRequest]] = []
+        self.watched_names: set[str] = set()  # by what is touched alone
+        self.watched_patterns: set[str] = set()
 
     def take(self, outcome: Outcome) -> Outcome:
         self.events += [encode(event) for event in outcome.events]
@@ -91,7 +102,7 @@ class Subscriptions(RuleBasedStateMachine):
                     tail = at(0, self.epoch)
                 self.streams[path] = f"{tail[:17]}{int(tail[17:]) + growth:016d}"
         paths = dict.fromkeys(path for path, _ in changed)
-        self.take(self.machine.observe([(path, self.streams.get(path)) for path in paths]))
+        self.take(observe(self.machine, [(path, self.streams.get(path)) for path in paths]))
 
     @rule(milliseconds=st.integers(1, 2000))
     def time_passes(self, milliseconds: int) -> None:
@@ -178,7 +189,7 @@ class Subscriptions(RuleBasedStateMachine):
         for effect in machine.resume():
             self.take(Outcome(effects=[effect]))
         known = [(path, self.streams.get(path)) for path in list(machine.state.streams)]
-        self.take(machine.observe([*self.streams.items(), *known]))
+        self.take(observe(machine, [*self.streams.items(), *known]))
 
     def attempt(self, command: Any) -> Outcome | None:
         before = picture(self.machine.state)
@@ -249,9 +260,24 @@ class Subscriptions(RuleBasedStateMachine):
                     explicit[path] = explicit.get(path, 0) + 1
                 else:
                     assert subscription.config.pattern is not None
-                    assert globs.matcher(subscription.config.pattern)(path)
+                    assert matching(subscription.config.pattern, [path])
         assert {path: set(state.owners_of(path)) for path in state.streams} == owners
-        assert state.explicit == explicit
+        named = {path: known.named for path, known in state.streams.items() if known.named}
+        assert named == explicit
+        assert state.link_bytes == sum(map(stream_bytes, owners)) + sum(
+            count * named_bytes(path) for path, count in explicit.items()
+        )
+        self.watched_names ^= {
+            n for n in state.touched_names if (n in self.watched_names) != (n in named)
+        }
+        self.watched_patterns ^= {
+            p
+            for p in state.touched_patterns
+            if (p in self.watched_patterns) != (p in state.patterns)
+        }
+        state.touched_names, state.touched_patterns = set(), set()
+        assert self.watched_names == named.keys()
+        assert self.watched_patterns == state.patterns.keys()
         assert state.links == sum(len(names) for names in owners.values())
         assert state.offsets == sum(len(s.offsets) for s in state.subscriptions.values())
         for known in state.streams.values():

@@ -150,9 +150,9 @@ class PausingEngine:
 
     def take_dirty(self, timeout_ms: int) -> Any:
         self.taken_and_handled += self.taken  # the feed asks again only when it has dealt with them
-        paths, overflow = self._engine.take_dirty(timeout_ms)
-        self.taken = paths
-        return paths, overflow
+        dirty, overflow = self._engine.take_dirty(timeout_ms)
+        self.taken = [path for path, _ in dirty]
+        return dirty, overflow
 
 
 def test_what_the_feed_reports_while_a_subscription_is_made_counts_for_it(engine: Engine) -> None:

@@ -89,6 +89,8 @@ impl From<Failure> for io::Error {
 thread_local! {
     static NEVER_WAITS: Cell<bool> = const { Cell::new(false) };
     static NOTED: RefCell<Option<Wanted>> = const { RefCell::new(None) };
+    /// Every request asks; that costs no more than this.
+    static IS_NOTED: Cell<bool> = const { Cell::new(false) };
     static TOLD: RefCell<Vec<(Key, Told)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -126,6 +128,7 @@ pub fn want(key: Key, fetch: impl FnOnce() -> Option<Fetch>) -> Option<Told> {
 /// Notes what is to be fetched, whatever was told before.
 pub fn note(key: Key, fetch: Option<Fetch>) {
     NOTED.set(Some(Wanted { key, fetch }));
+    IS_NOTED.set(true);
 }
 
 pub fn would_block() -> io::Error {
@@ -136,12 +139,16 @@ pub fn would_block() -> io::Error {
 }
 
 pub fn is_noted() -> bool {
-    NOTED.with_borrow(Option::is_some)
+    IS_NOTED.get()
 }
 
 /// What was noted last, for the first time since the last call.
 pub fn take_noted() -> Option<Wanted> {
-    NOTED.take()
+    if IS_NOTED.replace(false) {
+        NOTED.take()
+    } else {
+        None
+    }
 }
 
 /// What the looks that follow are told.

@@ -11,11 +11,12 @@
 
 use crate::report;
 use std::borrow::Borrow;
-use std::collections::{HashMap, HashSet, hash_map::RandomState};
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ahash::RandomState;
 use parking_lot::Mutex;
 
 use crate::io::wanted::{self, Key, Told};
@@ -37,8 +38,9 @@ const SLOTS: usize = 1024;
 pub struct Directory {
     catalog: Arc<Catalog>,
     metrics: Arc<Metrics>,
-    by_path: Vec<Mutex<HashSet<ByPath>>>,
+    by_path: Vec<Mutex<Paths>>,
     by_id: Vec<Mutex<HashMap<StreamId, Arc<Stream>>>>,
+    /// Each look hashes a path twice, for its slot and in it: with random keys, and quickly.
     hasher: RandomState,
     /// Streams changed since they were last written to the catalog.
     dirty: Dirty,
@@ -49,6 +51,8 @@ pub struct Directory {
     /// Newest stamp of a change among the streams that have left memory.
     evicted_stamp: AtomicU64,
 }
+
+type Paths = HashSet<ByPath, RandomState>;
 
 struct ByPath(Arc<Stream>);
 
@@ -100,7 +104,7 @@ impl Directory {
         Ok(())
     }
 
-    fn path_slot(&self, path: &str) -> &Mutex<HashSet<ByPath>> {
+    fn path_slot(&self, path: &str) -> &Mutex<Paths> {
         &self.by_path[self.hasher.hash_one(path) as usize % SLOTS]
     }
 

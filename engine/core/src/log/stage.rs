@@ -157,23 +157,27 @@ fn write_file(
         buffer.clear();
     }
     let record_at = position + (buffer.len() + SECTION_HEADER_BYTES) as u64;
-    let record = encode_record(&head, record_at, &mut streams, sections);
+    let (record, indexes) = encode_record(&head, record_at, &mut streams, sections);
     let section = Section {
         stream: NOBODY,
         start: 0,
-        len: record.len() as u64,
+        len: (record.len() + indexes.len()) as u64,
         base_records: 0,
         index_count: 0,
     };
     section.encode(number, &mut buffer);
     buffer.extend_from_slice(&record);
-    let padding = pack::padded(section.len) - section.len;
-    buffer.resize(buffer.len() + padding as usize, 0);
     write_all_at(file, &buffer, position)?;
+    position += buffer.len() as u64;
+    go_on()?;
+    write_all_at(file, &indexes, position)?;
+    position += indexes.len() as u64;
+    let padding = pack::padded(section.len) - section.len;
+    write_all_at(file, &vec![0; padding as usize], position)?;
     Ok(StageRecord {
         pack: number,
         head,
-        file_bytes: position + buffer.len() as u64,
+        file_bytes: position + padding,
         streams,
     })
 }
@@ -214,14 +218,15 @@ fn write_zeros(
     Ok(())
 }
 
-/// The record at `record_at`; notes in `streams` where the indexes lie.
+/// The record at `record_at`, and the indexes behind it; notes in `streams` where those lie.
 fn encode_record(
     head: &StageHead,
     record_at: u64,
     streams: &mut [StageStream],
     sections: &[StageSection<'_>],
-) -> Vec<u8> {
-    let mut indexes = Vec::new();
+) -> (Vec<u8>, Vec<u8>) {
+    let entries: usize = sections.iter().map(|section| section.index.len()).sum();
+    let mut indexes = Vec::with_capacity(entries * RELATIVE_ENTRY_BYTES);
     let names: usize = streams.iter().map(|stream| stream.name.len()).sum();
     let head_len = 8 * 3 + 4 + 2 + head.id.len() + 4 + streams.len() * (8 + 2 + 44 - 4) + names;
     let indexes_at = record_at + (RECORD_HEADER_BYTES + head_len) as u64;
@@ -253,13 +258,12 @@ fn encode_record(
         bytes.extend_from_slice(&section.index_crc.to_le_bytes());
     }
     debug_assert_eq!(bytes.len(), head_len);
-    let mut record = Vec::with_capacity(RECORD_HEADER_BYTES + bytes.len() + indexes.len());
+    let mut record = Vec::with_capacity(RECORD_HEADER_BYTES + bytes.len());
     record.extend_from_slice(MAGIC);
     record.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     record.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
     record.extend_from_slice(&bytes);
-    record.extend_from_slice(&indexes);
-    record
+    (record, indexes)
 }
 
 /// The stage that a pack holds; `None` if it holds none: a checkpoint's pack, or half a stage.

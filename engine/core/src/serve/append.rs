@@ -2,6 +2,7 @@
 
 use crate::codec::ProducerTag;
 use crate::error::ErrorCode;
+use crate::limits::COSTLY_BODY_BYTES;
 use crate::model::{Media, Offset};
 use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Measured};
@@ -100,6 +101,11 @@ pub fn append(
     if stream.content_type.media != Media::Json || body.is_empty() {
         let records = u32::from(!body.is_empty());
         return engine.append(&stream, &request, body, Ok(records), now_ms, scratch);
+    }
+    if body.len() >= COSTLY_BODY_BYTES
+        && let Some(known) = engine.known_of_append(&stream, &request, body.len(), now_ms)?
+    {
+        return Ok(known);
     }
     let records = json::flatten_into(body, wire).map_err(|error| json_refusal(&error));
     engine.append(&stream, &request, wire, records, now_ms, scratch)

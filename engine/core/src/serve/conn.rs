@@ -110,6 +110,8 @@ pub struct Conn {
     /// When the wheel will look at this connection.
     pub armed_ms: u64,
     pub in_flush_list: bool,
+    /// It lets others go first, and goes on by itself (`turns`).
+    pub goes_on: bool,
     /// The socket is full; wait until it is writable.
     pub blocked: bool,
     pub dead: bool,
@@ -165,6 +167,7 @@ impl Conn {
             deadline_ms: 0,
             armed_ms: u64::MAX,
             in_flush_list: false,
+            goes_on: false,
             blocked: false,
             dead: false,
             loading: false,
@@ -280,8 +283,13 @@ impl Conn {
     }
 
     /// What is to be counted for this connection. Large buffers with little in them are made smaller first.
+    #[inline]
     pub fn held(&mut self) -> u64 {
-        if self.buffered() <= CONNECTION_FREE_BYTES {
+        let small = self.input.capacity() == 0
+            && self.output.capacity() <= CONNECTION_FREE_BYTES / 4
+            && self.gates.capacity() <= GATES_KEPT
+            && self.timings.capacity() == 0;
+        if small || self.buffered() <= CONNECTION_FREE_BYTES {
             return 0;
         }
         if self.needed == 0 && self.input.len() < self.input.capacity() / 4 {

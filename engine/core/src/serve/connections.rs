@@ -156,6 +156,9 @@ impl Reactor {
         };
         if wants_input(conn) {
             interest |= libc::EPOLLIN as u32;
+        } else if conn.goes_on {
+            // It will want some soon.
+            interest |= conn.interest & libc::EPOLLIN as u32;
         }
         if conn.blocked {
             interest |= libc::EPOLLOUT as u32;

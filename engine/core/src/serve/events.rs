@@ -10,6 +10,7 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::limits::SSE_PIECE_BYTES;
 use crate::model::{Media, StreamId};
 use crate::serve::budget::Keepers;
 use crate::serve::respond;
@@ -43,13 +44,14 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Reads and renders the bytes between `from` and `to`, and the ends of the event if they are there.
+    /// Reads and renders the bytes between `from` and `to`, and the ends of the event if they are there. Short lines become
+    /// many times longer: the piece ends before `to` where it has grown to its bound.
     pub fn render(
         engine: &Engine,
         stream: &Arc<Stream>,
         event: &Event,
         from: u64,
-        to: u64,
+        mut to: u64,
     ) -> io::Result<Piece> {
         let mut buffer = Vec::with_capacity(256 + (to - from) as usize * 3 / 2);
         buffer.resize(CHUNK_HEAD_BYTES, 0);
@@ -61,7 +63,8 @@ impl Piece {
             engine.metrics.read_bytes.add(bytes.len() as u64);
             let last = to == event.window.end;
             let media = stream.content_type.media;
-            put_data(&mut buffer, media, before.first().copied(), bytes, last);
+            let put = put_data(&mut buffer, media, before.first().copied(), bytes, last);
+            to = from + put as u64;
         }
         if to == event.window.end {
             put_control(&mut buffer, event);
@@ -93,26 +96,38 @@ impl Piece {
     }
 }
 
-/// A part of a data event. `before` is the byte in front of it; without one the event begins here.
-fn put_data(out: &mut Vec<u8>, media: Media, before: Option<u8>, bytes: &[u8], last: bool) {
+/// A part of a data event. `before` is the byte in front of it; without one the event begins here. Returns how many of the
+/// bytes are in it.
+fn put_data(
+    out: &mut Vec<u8>,
+    media: Media,
+    before: Option<u8>,
+    bytes: &[u8],
+    last: bool,
+) -> usize {
     let json = media == Media::Json;
     if before.is_none() {
         out.extend_from_slice(b"event: data\ndata:");
         out.extend(json.then_some(b'['));
     }
-    match media {
-        Media::Json => {
-            // The comma behind the last message is stored, but not sent.
-            let end = if last { bytes.strip_suffix(b",") } else { None };
-            put_lines(out, before.or(Some(b'[')), end.unwrap_or(bytes));
-        }
-        Media::Text => put_lines(out, before, bytes),
-        Media::Binary => put_base64(out, bytes),
+    let text = match media {
+        // The comma behind the last message is stored, but not sent.
+        Media::Json if last => bytes.strip_suffix(b",").unwrap_or(bytes),
+        _ => bytes,
+    };
+    let put = match media {
+        Media::Json => put_lines(out, before.or(Some(b'[')), text),
+        Media::Text => put_lines(out, before, text),
+        Media::Binary => put_base64(out, text),
+    };
+    if put < text.len() {
+        return put;
     }
     if last {
         out.extend(json.then_some(b']'));
         out.extend_from_slice(b"\n\n");
     }
+    bytes.len()
 }
 
 /// Clients drop one blank behind the colon, so a line that begins with one gets another.
@@ -122,8 +137,10 @@ fn put_line_start(out: &mut Vec<u8>, line: &[u8]) {
     }
 }
 
-/// Text with every line break (CRLF, CR or LF) turned into the start of another `data:` line.
-fn put_lines(out: &mut Vec<u8>, before: Option<u8>, mut text: &[u8]) {
+/// Text with every line break (CRLF, CR or LF) turned into the start of another `data:` line. Ends behind a line break
+/// where that has become much; returns how many bytes are in it.
+fn put_lines(out: &mut Vec<u8>, before: Option<u8>, bytes: &[u8]) -> usize {
+    let mut text = bytes;
     if before == Some(b'\r') {
         // Its CR was the line break.
         text = text.strip_prefix(b"\n").unwrap_or(text);
@@ -136,9 +153,13 @@ fn put_lines(out: &mut Vec<u8>, before: Option<u8>, mut text: &[u8]) {
         let crlf = text[at] == b'\r' && text.get(at + 1) == Some(&b'\n');
         text = &text[at + if crlf { 2 } else { 1 }..];
         out.extend_from_slice(b"\ndata:");
+        if out.len() as u64 > SSE_PIECE_BYTES {
+            return bytes.len() - text.len();
+        }
         put_line_start(out, text);
     }
     out.extend_from_slice(text);
+    bytes.len()
 }
 
 fn put_control(out: &mut Vec<u8>, event: &Event) {
@@ -170,7 +191,7 @@ fn put_control(out: &mut Vec<u8>, event: &Event) {
     out.extend_from_slice(b"}\n\n");
 }
 
-fn put_base64(out: &mut Vec<u8>, bytes: &[u8]) {
+fn put_base64(out: &mut Vec<u8>, bytes: &[u8]) -> usize {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     out.reserve(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
@@ -183,6 +204,7 @@ fn put_base64(out: &mut Vec<u8>, bytes: &[u8]) {
         out.push(if chunk.len() > 1 { symbol(6) } else { b'=' });
         out.push(if chunk.len() > 2 { symbol(0) } else { b'=' });
     }
+    bytes.len()
 }
 
 #[cfg(test)]

@@ -61,6 +61,8 @@ pub struct UnderWay {
     /// The piece that is being sent, and how much of that has left.
     from: u64,
     to: u64,
+    /// How many stored bytes were in the piece before: what ends early once does so again.
+    before: u64,
     pub sent: usize,
     pub kept: Option<Kept>,
     at_boundary: bool,
@@ -74,6 +76,7 @@ impl Sse {
         };
         let window = under_way.event.window;
         if under_way.to < window.end {
+            under_way.before = under_way.to - under_way.from;
             under_way.from = under_way.to;
             under_way.sent = 0;
             return false;
@@ -358,6 +361,7 @@ impl Reactor {
             } else {
                 TIGHT_SSE_PIECE_BYTES
             };
+            let most = most.min(2 * under_way.before);
             event.window.end.min(under_way.from.saturating_add(most))
         };
         let rendered = Piece::render(&self.engine, &sse.stream, &event, under_way.from, to);
@@ -371,7 +375,7 @@ impl Reactor {
                 return Err(self.engine.read_failed(&sse.stream, error));
             }
         };
-        under_way.to = to;
+        under_way.to = piece.to;
         if self.pieces.len() >= SSE_PIECES_KEPT {
             self.pieces.pop_front();
         }
@@ -446,6 +450,7 @@ impl Reactor {
             event,
             from: window.start,
             to: window.start,
+            before: SSE_PIECE_BYTES,
             sent: 0,
             kept: None,
             // All bytes are sent, and yet there is something to be told: an epoch that begins here.

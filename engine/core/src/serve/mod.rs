@@ -2,7 +2,8 @@
 //!
 //! Reading order: `server` (up and down), `listener` (socket), `reactor` (event loop), `connections` and `conn`,
 //! `http` (parsing), `requests` (framing and order), `route` (what is asked), then `append`, `create`, `read`,
-//! `live` (and `events`), `proxy`, `pipeline`; `respond` renders, `replies` holds back, `output` sends, `budget` counts.
+//! `live` (and `events`), `proxy`, `pipeline`; `respond` renders, `replies` holds back, `output` sends, `budget` counts,
+//! `turns` lets others go first.
 
 pub mod append;
 pub mod budget;
@@ -26,6 +27,7 @@ pub mod server;
 pub mod sys;
 pub mod time;
 pub mod timing;
+pub mod turns;
 pub mod waits;
 pub mod watchers;
 pub mod wheel;

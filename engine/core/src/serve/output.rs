@@ -22,8 +22,10 @@ const STEPS_PER_TURN: usize = 4;
 enum Sent {
     /// Everything there was has left.
     All,
-    /// The socket is full, or the turn is over.
+    /// The socket is full.
     Blocked,
+    /// Others first; the next round goes on here.
+    Later,
     Dead,
 }
 
@@ -62,18 +64,18 @@ impl Reactor {
         for _ in 0..STEPS_PER_TURN {
             match self.send_output(conn) {
                 Sent::All => {}
-                Sent::Blocked => return self.note_blocked(conn),
+                Sent::Blocked | Sent::Later => return self.note_blocked(conn),
                 Sent::Dead => {
                     conn.dead = true;
                     return;
                 }
             }
-            if conn.loading {
+            if conn.loading || conn.goes_on {
                 return;
             }
             let next = match &conn.phase {
                 Phase::Request | Phase::Chunked(_) if conn.paused => {
-                    if self.turn_over {
+                    if self.turn_is_over(1) {
                         break;
                     }
                     self.unpause(conn);
@@ -96,14 +98,14 @@ impl Reactor {
                 Sent::All if conn.has_sendable() || matches!(conn.phase, Phase::Closing) => {}
                 Sent::All => return,
                 Sent::Blocked => return self.note_blocked(conn),
+                Sent::Later => break,
                 Sent::Dead => {
                     conn.dead = true;
                     return;
                 }
             }
         }
-        // Others first; the socket is still writable, so the next round goes on here.
-        self.note_blocked(conn);
+        self.go_on_later(conn);
     }
 
     fn note_blocked(&mut self, conn: &mut Conn) {
@@ -152,7 +154,10 @@ impl Reactor {
     /// connection: it never ends cleanly.
     fn send_body(&mut self, conn: &mut Conn) -> Sent {
         let descriptor = conn.descriptor();
-        for _ in 0..PIECES_PER_TURN {
+        for pieces in 0..PIECES_PER_TURN {
+            if self.others_come_first(pieces) {
+                return Sent::Later;
+            }
             let Phase::Sending(sending) = &mut conn.phase else {
                 return Sent::All;
             };
@@ -196,14 +201,16 @@ impl Reactor {
                 }
             }
         }
-        // Others first; the socket is still writable, so the next round goes on here.
-        Sent::Blocked
+        Sent::Later
     }
 
     /// Sends an answer of the pipeline from the buffers that it was written into.
     fn send_pieces(&mut self, conn: &mut Conn) -> Sent {
         let descriptor = conn.descriptor();
-        for _ in 0..PIECES_PER_TURN {
+        for pieces in 0..PIECES_PER_TURN {
+            if self.others_come_first(pieces) {
+                return Sent::Later;
+            }
             let Phase::Handing(handing) = &mut conn.phase else {
                 return Sent::All;
             };
@@ -232,8 +239,7 @@ impl Reactor {
                 Err(_) => return Sent::Dead,
             }
         }
-        // Others first; the socket is still writable, so the next round goes on here.
-        Sent::Blocked
+        Sent::Later
     }
 
     fn body_is_sent(&mut self, conn: &mut Conn) -> Sent {
@@ -244,7 +250,10 @@ impl Reactor {
 
     /// Sends what there is for a live reader, event by event.
     fn send_events(&mut self, conn: &mut Conn) -> Sent {
-        for _ in 0..PIECES_PER_TURN {
+        for pieces in 0..PIECES_PER_TURN {
+            if self.others_come_first(pieces) {
+                return Sent::Later;
+            }
             let Some(piece) = self.next_piece(conn) else {
                 if let Phase::Sse(sse) = &conn.phase {
                     conn.deadline_ms = self.sse_deadline(sse);
@@ -277,8 +286,7 @@ impl Reactor {
                 return Sent::All;
             }
         }
-        // Others first; the socket is still writable, so the next round goes on here.
-        Sent::Blocked
+        Sent::Later
     }
 }
 

@@ -19,6 +19,7 @@ use crate::serve::proxy::Upstreams;
 use crate::serve::respond::{self, Reply};
 use crate::serve::sys::{self, Epoll};
 use crate::serve::time::http_date;
+use crate::serve::turns::Turns;
 use crate::serve::watchers::Watchers;
 use crate::serve::wheel::Wheel;
 use crate::shard::engine::Engine;
@@ -38,10 +39,6 @@ const INLINE_SYNC_MAX_US: u64 = 3_000;
 const ACKS_BESIDE_WEAK: usize = 16;
 /// Rounds of gathering before a reactor commits by itself.
 const GATHER_ROUNDS: u32 = 4;
-/// How long those who are many at once (pipelined requests, readers of one stream, timers) are served before everybody
-/// else is looked after, and how many of them between looks at the clock.
-const TURN_US: u64 = 5_000;
-const SERVED_PER_LOOK: usize = 4;
 
 /// What became of a request.
 pub enum Flow {
@@ -87,8 +84,8 @@ pub struct Reactor {
     /// wait for the write.
     pub parked: VecDeque<(u64, u64)>,
     pub parked_written: VecDeque<(u64, u64)>,
-    /// Connections whose front request waits for a commit.
-    pub waiting: Vec<u64>,
+    /// Those who let others go first, and those who wait for the log.
+    pub turns: Turns,
     pub watchers: HashMap<StreamId, Watchers>,
     /// Streams that have changed, as they come, and those whose readers have not all been served since.
     pub changed: Vec<Arc<Stream>>,
@@ -99,9 +96,6 @@ pub struct Reactor {
     pub upstreams: Upstreams,
     pub pipeline: Arc<Pipeline>,
     pub round_has_reads: bool,
-    turn_began_us: u64,
-    /// Those who still have requests wait for the next round.
-    pub turn_over: bool,
     /// Whose time has come, and who has not been looked at since.
     due: VecDeque<u64>,
 }
@@ -146,7 +140,7 @@ impl Reactor {
             write_scratch: WriteScratch::default(),
             parked: VecDeque::new(),
             parked_written: VecDeque::new(),
-            waiting: Vec::new(),
+            turns: Turns::default(),
             watchers: HashMap::new(),
             changed: Vec::new(),
             woken: VecDeque::new(),
@@ -155,8 +149,6 @@ impl Reactor {
             upstreams: Upstreams::new(control_socket),
             pipeline,
             round_has_reads: false,
-            turn_began_us: 0,
-            turn_over: false,
             due: VecDeque::new(),
             engine,
         })
@@ -179,7 +171,9 @@ impl Reactor {
             let count = self.epoll.wait(&mut events, self.timeout_ms())?;
             self.read_clock();
             self.resume_accepting();
+            let going_on = self.turns.going_on();
             self.handle_events(&events[..count]);
+            self.go_on(going_on);
             self.commit_and_settle(&mut events)?;
             self.wake_readers();
             self.run_timers();
@@ -209,6 +203,7 @@ impl Reactor {
             || !self.flush_list.is_empty()
             || !self.woken.is_empty()
             || !self.due.is_empty()
+            || self.turns.anybody_goes_on()
         {
             0
         } else if self.stopping {
@@ -235,21 +230,6 @@ impl Reactor {
         {
             self.begin_stop();
         }
-    }
-
-    pub fn begin_turn(&mut self, now_us: u64) {
-        self.turn_began_us = now_us;
-        self.turn_over = false;
-    }
-
-    /// Whether those who have been served already let others go first. They differ a thousandfold in what they cost, so it
-    /// is time that counts; a client that does not pipeline is never asked.
-    pub fn turn_is_over(&mut self, served: usize) -> bool {
-        if !self.turn_over && served.is_multiple_of(SERVED_PER_LOOK) {
-            let now_us = self.engine.doors.clock.monotonic_us();
-            self.turn_over = now_us.saturating_sub(self.turn_began_us) > TURN_US;
-        }
-        self.turn_over
     }
 
     fn handle_events(&mut self, events: &[libc::epoll_event]) {
@@ -326,7 +306,7 @@ impl Reactor {
 
     /// A request that waits for room looks again after every step of the log.
     fn say_what_is_parked(&self) {
-        let waiting = !self.waiting.is_empty();
+        let waiting = self.turns.anybody_waits();
         self.engine.shard.mailboxes[self.number].set_waiting(
             waiting || !self.parked_written.is_empty(),
             waiting || !self.parked.is_empty(),
@@ -378,12 +358,7 @@ impl Reactor {
                 self.put_back(conn);
             }
         }
-        for token in std::mem::take(&mut self.waiting) {
-            if let Some(mut conn) = self.take(token) {
-                self.resume(&mut conn);
-                self.put_back(conn);
-            }
-        }
+        self.look_again();
         self.flush_all();
     }
 
@@ -454,6 +429,11 @@ impl Reactor {
     }
 
     fn deadline(&mut self, conn: &mut Conn) {
+        if conn.goes_on {
+            // Others are served, and then it.
+            conn.deadline_ms = self.now_ms + 1000;
+            return;
+        }
         if conn.loading && !conn.blocked {
             // The disk is slow, not the client. A request that has not begun to be answered need not wait for ever.
             conn.deadline_ms = self.now_ms + 1000;

@@ -36,8 +36,7 @@ impl Reactor {
                 return Err(Undone::Wait);
             }
             let query = read_query(head.query).map_err(Undone::refused)?;
-            self.engine
-                .renew_for_read(&stream, &mut state, self.wall_ms);
+            self.engine.renew(&stream, &mut state);
             query
         };
         // What fails here fails again below, and is told there.

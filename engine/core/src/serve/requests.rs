@@ -3,8 +3,8 @@
 use crate::error::ErrorCode;
 use crate::io::wanted;
 use crate::limits::{
-    CONNECTION_FREE_BYTES, HEAD_MAX_BYTES, LARGE_WRITE_BYTES, PIPELINE_REQUEST_MAX_BYTES,
-    PROXY_REQUEST_MAX_BYTES, STAGE_REQUEST_MAX_BYTES,
+    CONNECTION_FREE_BYTES, COSTLY_BODY_BYTES, HEAD_MAX_BYTES, LARGE_WRITE_BYTES,
+    PIPELINE_REQUEST_MAX_BYTES, PROXY_REQUEST_MAX_BYTES, STAGE_REQUEST_MAX_BYTES,
 };
 use crate::refusal::Refusal;
 use crate::serve::conn::{ChunkedBody, Conn, Phase};
@@ -24,7 +24,7 @@ use crate::shard::engine::Undone;
 const BODY_RESERVE_BYTES: usize = CONNECTION_FREE_BYTES;
 /// Slower bodies run out of time.
 const BODY_MIN_BYTES_PER_MS: u64 = 64;
-/// A request that the log keeps waiting for longer is refused.
+/// A request that the log or the disk keeps waiting for longer is refused.
 const WAIT_MAX_MS: u64 = 30_000;
 
 impl Reactor {
@@ -32,15 +32,50 @@ impl Reactor {
     pub fn take_input(&mut self, conn: &mut Conn, fresh: &[u8]) {
         if conn.input.is_empty() && matches!(conn.phase, Phase::Request | Phase::Chunked(_)) {
             let used = self.requests(conn, fresh).min(fresh.len());
-            conn.input.extend_from_slice(&fresh[used..]);
+            self.keep_input(conn, &fresh[used..]);
             self.submit_copied(conn, &fresh[..used]);
-        } else {
-            conn.input.extend_from_slice(fresh);
+        } else if self.keep_input(conn, fresh) {
             self.work_on_input(conn);
         }
-        if conn.needed > conn.input.len() {
-            conn.input.reserve_exact(conn.needed - conn.input.len());
+    }
+
+    /// Keeps what has come. A large body counts with the memory that it takes, which grows with what has come of it, not with
+    /// what was announced. `false`: there is no room for it.
+    fn keep_input(&mut self, conn: &mut Conn, fresh: &[u8]) -> bool {
+        let len = conn.input.len() + fresh.len();
+        if conn.needed <= BODY_RESERVE_BYTES {
+            conn.input.extend_from_slice(fresh);
+            return true;
         }
+        let capacity = conn.input.capacity();
+        if len > capacity {
+            let wanted = len.max((2 * capacity).min(conn.needed));
+            conn.input.reserve_exact(wanted - conn.input.len());
+        }
+        conn.input.extend_from_slice(fresh);
+        let grown = (conn.input.capacity() as u64).saturating_sub(conn.reserved);
+        self.reserve(conn, grown)
+    }
+
+    /// Counts bytes of a body; who comes above the global bound by them is refused.
+    fn reserve(&mut self, conn: &mut Conn, bytes: u64) -> bool {
+        conn.reserved += bytes;
+        self.engine.metrics.inflight_bytes.add(bytes);
+        self.may_receive(conn, None, 0)
+    }
+
+    /// Whether the global bound leaves room for so many bytes of a body; who finds none is refused.
+    fn may_receive(&mut self, conn: &mut Conn, head: Option<&Head<'_>>, bytes: u64) -> bool {
+        let inflight = self.engine.metrics.inflight_bytes.get();
+        if inflight + bytes <= self.engine.config.inflight_bytes_max {
+            return true;
+        }
+        let refusal = Refusal::with(
+            ErrorCode::ServerBusy,
+            "Too many request bytes are being received at once.",
+        );
+        self.refuse_and_close(conn, head, refusal);
+        false
     }
 
     pub fn work_on_input(&mut self, conn: &mut Conn) {
@@ -94,6 +129,13 @@ impl Reactor {
             }
             match &mut conn.phase {
                 Phase::Request => {}
+                Phase::Chunked(chunked)
+                    if chunked.body.len() + data.len() - at >= COSTLY_BODY_BYTES
+                        && self.turn_is_over(0) =>
+                {
+                    self.pause_for_others(conn);
+                    return at;
+                }
                 Phase::Chunked(_) => {
                     let Some(used) = self.chunked_request(conn, &data[at..]) else {
                         return data.len();
@@ -110,8 +152,9 @@ impl Reactor {
                 conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
                 return at;
             }
-            if answered > 0 && self.turn_is_over(answered) {
-                conn.paused = true;
+            let asked = answered > 0 || data.len() - at >= COSTLY_BODY_BYTES;
+            if asked && self.turn_is_over(answered) {
+                self.pause_for_others(conn);
                 return at;
             }
             match self.one_request(conn, &data[at..]) {
@@ -120,6 +163,11 @@ impl Reactor {
             }
             answered += 1;
         }
+    }
+
+    fn pause_for_others(&mut self, conn: &mut Conn) {
+        conn.paused = true;
+        self.go_on_later(conn);
     }
 
     /// Parses and answers the request at the front; `None` if it is not whole or has to wait.
@@ -185,20 +233,11 @@ impl Reactor {
         }
     }
 
-    /// The body is still arriving: make room for it, within the global bound.
+    /// The body is still arriving. One that could not be taken whole now is not waited for.
     fn await_body(&mut self, conn: &mut Conn, head: &Head<'_>, total: usize) -> Option<usize> {
-        if total > BODY_RESERVE_BYTES && conn.reserved == 0 {
-            let metrics = &self.engine.metrics;
-            if metrics.inflight_bytes.get() + total as u64 > self.engine.config.inflight_bytes_max {
-                let refusal = Refusal::with(
-                    ErrorCode::ServerBusy,
-                    "Too many request bytes are being received at once.",
-                );
-                self.refuse_and_close(conn, Some(head), refusal);
-                return None;
-            }
-            conn.reserved = total as u64;
-            metrics.inflight_bytes.add(conn.reserved);
+        let large = total > BODY_RESERVE_BYTES && conn.reserved == 0;
+        if large && !self.may_receive(conn, Some(head), total as u64) {
+            return None;
         }
         self.offer_continue(conn, head);
         conn.needed = total;
@@ -232,14 +271,7 @@ impl Reactor {
                 }
             }
             let grown = (chunked.body.capacity() as u64).saturating_sub(before);
-            conn.reserved += grown;
-            self.engine.metrics.inflight_bytes.add(grown);
-            if self.engine.metrics.inflight_bytes.get() > self.engine.config.inflight_bytes_max {
-                let refusal = Refusal::with(
-                    ErrorCode::ServerBusy,
-                    "Too many request bytes are being received at once.",
-                );
-                self.refuse_and_close(conn, None, refusal);
+            if !self.reserve(conn, grown) {
                 return Some(data.len());
             }
         }
@@ -270,7 +302,7 @@ impl Reactor {
             && !is_pipeline_read(head.path);
         if !writes && conn.gate_count() > 0 {
             // A read behind a write sees it, so it runs after the write's acknowledgement.
-            self.wait_for_commit(conn, None);
+            self.wait_for_commit(conn, 0);
             return false;
         }
         if !writes && self.is_full_for_reads(conn) {
@@ -283,12 +315,18 @@ impl Reactor {
             conn.received_us = self.now_us;
         }
         conn.timing = head.get(Known::MillstreamTiming) == Some(b"1");
+        if self.comes_behind(conn, body.len()) {
+            self.wait_for_commit(conn, body.len());
+            return false;
+        }
         drop(wanted::take_noted());
-        let flow = self.dispatch(conn, head, body);
-        let noted = wanted::take_noted();
-        match (flow, noted) {
-            (Flow::Done, _) => {}
-            (Flow::Wait, Some(wanted)) => {
+        let noted = match self.dispatch(conn, head, body) {
+            Flow::Done => None,
+            Flow::Wait => Some(wanted::take_noted()),
+        };
+        match noted {
+            None => {}
+            Some(Some(wanted)) => {
                 let busy = if self.waited_too_long(conn) {
                     "The disk made no progress while the request waited."
                 } else if self.fetch_for(conn, wanted, false) {
@@ -300,15 +338,15 @@ impl Reactor {
                 let refusal = Refusal::with(ErrorCode::ServerBusy, busy);
                 self.answer_undone(conn, head, Undone::refused(refusal));
             }
-            (Flow::Wait, None) if self.waited_too_long(conn) || self.engine.shard.failed() => {
+            Some(None) if self.waits_in_vain(conn, body.len()) || self.engine.shard.failed() => {
                 let refusal = Refusal::with(
                     ErrorCode::ServerBusy,
                     "The log made no progress while the request waited.",
                 );
                 self.answer_undone(conn, head, Undone::refused(refusal));
             }
-            (Flow::Wait, None) => {
-                self.wait_for_commit(conn, None);
+            Some(None) => {
+                self.wait_for_commit(conn, body.len());
                 return false;
             }
         }
@@ -341,11 +379,6 @@ impl Reactor {
         conn.body_since_ms
             + self.engine.config.body_timeout_ms
             + received as u64 / BODY_MIN_BYTES_PER_MS
-    }
-
-    pub fn wait_for_commit(&mut self, conn: &mut Conn, kept: Option<Box<ChunkedBody>>) {
-        conn.phase = Phase::Waiting(kept);
-        self.waiting.push(conn.token);
     }
 
     fn dispatch(&mut self, conn: &mut Conn, head: &Head<'_>, body: &[u8]) -> Flow {

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use memchr::memchr;
+
 use crate::error::ErrorCode;
 use crate::limits::PATH_MAX_BYTES;
 use crate::model::is_reserved;
@@ -69,11 +71,15 @@ pub fn route<'b>(head: &Head<'b>) -> Result<Route<'b>, Refusal> {
 }
 
 /// Whether a path is below `__ds`, however it is spelt. Almost every stream is told apart by its first byte.
+#[inline]
 pub fn is_subscriptions(path: &[u8]) -> bool {
-    path.strip_prefix(STREAM_ROOT).is_some_and(|raw| {
-        matches!(raw.first(), Some(b'_' | b'%'))
-            && stream_path(raw).is_ok_and(|name| is_reserved(&name))
-    })
+    matches!(path.get(STREAM_ROOT.len()), Some(b'_' | b'%')) && is_below_reserved(path)
+}
+
+#[cold]
+fn is_below_reserved(path: &[u8]) -> bool {
+    path.strip_prefix(STREAM_ROOT)
+        .is_some_and(|raw| stream_path(raw).is_ok_and(|name| is_reserved(&name)))
 }
 
 /// Whether a path is one of the pipeline's: they are for programs and have no CORS headers.
@@ -147,9 +153,11 @@ pub fn stream_path(raw: &[u8]) -> Result<Cow<'_, str>, Refusal> {
     if path.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
         return Err(bad("The path contains a control character."));
     }
-    if path
-        .split('/')
-        .any(|segment| segment == "." || segment == "..")
+    let dotted = memchr(b'.', path.as_bytes()).is_some();
+    if dotted
+        && path
+            .split('/')
+            .any(|segment| segment == "." || segment == "..")
     {
         return Err(bad("The path contains a dot segment."));
     }

@@ -10,7 +10,7 @@
 //!   every class.
 //! - `I-ADOPT-3` A stage is taken for the time of the commit and given back unless its frames are staged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,10 +28,11 @@ use crate::model::{Adopted, Gate, IndexEntry, Media, Offset, Stage, StreamId};
 use crate::refusal::Refusal;
 use crate::report;
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::stage::name_stream;
+use crate::shard::stage::{Held, name_stream};
 use crate::shard::stages::{Found, Stages};
 use crate::stream::commit::{CommitDecision, check_epoch, committer_id, decide};
 use crate::stream::handle::Stream;
+use crate::stream::hot::ENTRY_MEMORY_BYTES;
 use crate::stream::state::{StreamState, Visible};
 
 use self::frames::StreamFrames;
@@ -102,11 +103,14 @@ struct Locked<'s> {
 }
 
 /// Everything that can be known before the streams are locked.
-struct Plan {
+struct Plan<'e> {
+    _held: Held<'e>,
     shares: BTreeMap<StreamId, Share>,
     copies: bool,
     /// Stages of which nothing is adopted.
     used_up: Vec<UsedUp>,
+    /// What the index of all records will take in memory.
+    index_memory: u64,
 }
 
 impl Engine {
@@ -238,7 +242,11 @@ impl Engine {
     }
 
     /// Reads what the frames will need.
-    fn plan(&self, records: &[Arc<StageRecord>], streams: &[Arc<Stream>]) -> Result<Plan, Undone> {
+    fn plan(
+        &self,
+        records: &[Arc<StageRecord>],
+        streams: &[Arc<Stream>],
+    ) -> Result<Plan<'_>, Undone> {
         let mut shares: BTreeMap<StreamId, Share> = BTreeMap::new();
         let mut total = 0u64;
         for staged in records.iter().flat_map(|record| &record.streams) {
@@ -267,10 +275,22 @@ impl Engine {
         if !copies && sections * ADOPTED_BYTES > COMMIT_FRAMES_MAX_BYTES {
             return Err(too_many_sections());
         }
-        for (id, share) in &mut shares {
+        let is_volatile = |id: &StreamId| {
             let found = streams.binary_search_by_key(id, |stream| stream.id);
-            let volatile = found.is_ok_and(|at| streams[at].lock().is_volatile());
-            self.load(share, copies || volatile)
+            found.is_ok_and(|at| streams[at].lock().is_volatile())
+        };
+        let volatile: BTreeSet<StreamId> = shares.keys().copied().filter(is_volatile).collect();
+        let loaded = shares
+            .iter()
+            .filter(|(id, _)| copies || volatile.contains(id));
+        let loaded: u64 = loaded.map(|(_, share)| share.len).sum();
+        let sections = shares.values().flat_map(|share| &share.sections);
+        let entries = sections.map(|(section, _)| u64::from(section.index_count));
+        let index_memory = entries.sum::<u64>() * ENTRY_MEMORY_BYTES;
+        self.check_index_room(index_memory)?;
+        let held = self.hold_staging(loaded + index_memory)?;
+        for (id, share) in &mut shares {
+            self.load(share, copies || volatile.contains(id))
                 .map_err(|error| self.stage_unreadable(&share.name, &error))?;
         }
         let adopts = |record: &&Arc<StageRecord>| {
@@ -280,9 +300,11 @@ impl Engine {
         let used_up = records.iter().filter(|record| !adopts(record));
         let used_up = used_up.map(|record| record.used_up()).collect();
         Ok(Plan {
+            _held: held,
             shares,
             copies,
             used_up,
+            index_memory,
         })
     }
 
@@ -345,7 +367,7 @@ impl Engine {
     fn commit_locked(
         &self,
         streams: &[Arc<Stream>],
-        plan: &Plan,
+        plan: &Plan<'_>,
         tag: &ProducerTag<'_>,
     ) -> Result<Committed, Undone> {
         let now_ms = self.now_ms();
@@ -363,6 +385,7 @@ impl Engine {
             CommitDecision::Duplicate | CommitDecision::Fenced { .. } => return Err(Undone::Wait),
         }
         locked.retain(|entry| entry.share.is_some());
+        self.check_index_room(plan.index_memory)?;
         for entry in &mut locked {
             self.check_target(entry, plan, tag, now_ms)?;
         }
@@ -380,7 +403,7 @@ impl Engine {
     fn check_target(
         &self,
         entry: &mut Locked<'_>,
-        plan: &Plan,
+        plan: &Plan<'_>,
         tag: &ProducerTag<'_>,
         now_ms: u64,
     ) -> Result<(), Undone> {
@@ -418,7 +441,7 @@ impl Engine {
     fn stage_commit(
         &self,
         locked: &mut [Locked<'_>],
-        plan: &Plan,
+        plan: &Plan<'_>,
         tag: &ProducerTag<'_>,
         now_ms: u64,
     ) -> Result<Committed, Undone> {
@@ -486,7 +509,7 @@ impl Engine {
 }
 
 impl Engine {
-    fn note_commit(&self, records: &[Arc<StageRecord>], plan: &Plan, committed: &Committed) {
+    fn note_commit(&self, records: &[Arc<StageRecord>], plan: &Plan<'_>, committed: &Committed) {
         let until_ms = self.now_ms() + self.config.stage_ttl_s.saturating_mul(1000);
         let used_up = |record: &Arc<StageRecord>| plan.used_up.contains(&record.used_up());
         let (copied, adopted): (Vec<_>, Vec<_>) = records.iter().cloned().partition(used_up);
@@ -499,7 +522,9 @@ impl Engine {
             self.metrics.committed_rows.add(share.rows);
             self.metrics.committed_bytes.add(share.len);
         }
-        if self.cold.adopted_sections() >= SECTIONS_BEFORE_CHECKPOINT {
+        // What was adopted takes little of the log, by which checkpoints are due otherwise, and perhaps much memory.
+        let much = self.metrics.hot_bytes.get() > self.config.checkpoint_bytes;
+        if much || self.cold.adopted_sections() >= SECTIONS_BEFORE_CHECKPOINT {
             self.maintenance.request_checkpoint();
         }
     }

@@ -474,7 +474,7 @@ fn a_stop_ends_stages_and_commits_and_leaves_nothing_of_them() {
         let large = stage(engine, "large", &rows(&["bytes"], 1_000, 1_000));
         let before = packs(&directory).len();
         let shuts_down = |code: ErrorCode| assert_eq!(code, ErrorCode::ShuttingDown);
-        let mut builder = StageBuilder::new(engine);
+        let mut builder = StageBuilder::new(engine, 2, 2).ok().expect("room");
         let target = builder.target("bytes").ok().expect("there");
         builder.push(target, b"x").ok().expect("taken");
         engine.stopping.store(true, Ordering::Release);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::codec::{BATCH_HEADER_BYTES, BatchHeader, FLAG_MORE, Frame};
+use crate::codec::{BATCH_HEADER_BYTES, BatchHeader, FLAG_MORE, FLAG_TOUCHES, Frame};
 use crate::limits::{BATCH_MAX_BYTES, WAL_RESERVE_BYTES};
 use crate::log::wal::{Placement, WalCursor};
 use crate::model::Stage;
@@ -104,7 +104,7 @@ impl OpenBatch {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         frame.sequence = sequence;
-        frame.flags |= if more { FLAG_MORE } else { 0 };
+        frame.flags |= FLAG_TOUCHES | if more { FLAG_MORE } else { 0 };
         frame.encode(&mut self.bytes);
         self.frames += 1;
         sequence

@@ -86,6 +86,7 @@ impl Engine {
             sequence,
             time_ms: now_ms,
             epoch,
+            renews: false,
             what: What::Class { class, since },
         });
         Ok(sequence)

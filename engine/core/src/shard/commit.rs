@@ -430,8 +430,7 @@ impl Shard {
             };
             // Asked after the tail has moved: who begins to watch later sees the new tail itself.
             if self.feed.is_active() {
-                self.feed.note(&stream);
-                noted = true;
+                noted |= self.feed.note(&stream);
             }
             add_woken(woken, watchers, &stream);
         }
@@ -467,8 +466,7 @@ impl Shard {
             self.ring(&mut woken, Stage::Applied, None, false);
         }
         self.changes.ring();
-        if self.feed.is_active() {
-            self.feed.note(stream);
+        if self.feed.is_active() && self.feed.note(stream) {
             self.feed.deliver();
         }
     }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use crate::codec::{Frame, FrameKind};
 use crate::error::ErrorCode;
-use crate::limits::{CONTENT_TYPE_MAX_BYTES, PURGES_PER_REQUEST_MAX};
+use crate::limits::{CONTENT_TYPE_MAX_BYTES, COSTLY_BODY_BYTES, PURGES_PER_REQUEST_MAX};
 use crate::model::{ContentType, Gate, Media, Offset, Stage};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
-use crate::stream::change::{Change, What};
+use crate::stream::change::{Append, Change, What};
 use crate::stream::handle::Stream;
 use crate::stream::json;
 use crate::stream::lifecycle::{
@@ -37,8 +37,40 @@ struct ForkPoint {
     anchor: u64,
     records: u64,
     line: Line,
-    prefix: Vec<u8>,
-    prefix_records: u32,
+    prefix: Content,
+}
+
+/// One append's bytes in stored form, with its number of records.
+#[derive(Default)]
+struct Content {
+    wire: Vec<u8>,
+    records: u32,
+}
+
+/// What a create begins with: an append each, of which either may be empty.
+struct FirstContent {
+    /// What a sub-offset takes along.
+    prefix: Content,
+    body: Content,
+}
+
+impl FirstContent {
+    /// The append that goes with the create itself, and the one behind it.
+    fn split(&self) -> (&Content, Option<&Content>) {
+        match (self.prefix.wire.is_empty(), self.body.wire.is_empty()) {
+            (true, _) => (&self.body, None),
+            (false, true) => (&self.prefix, None),
+            (false, false) => (&self.prefix, Some(&self.body)),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.prefix.wire.len() + self.body.wire.len()
+    }
+
+    fn records(&self) -> u64 {
+        u64::from(self.prefix.records) + u64::from(self.body.records)
+    }
 }
 
 impl Engine {
@@ -73,13 +105,14 @@ impl Engine {
                 Life::Gone => {}
             }
         }
-        let fork = request
+        let mut fork = request
             .fork
             .as_ref()
             .map(|fork| self.fork_point(fork, request, now_ms))
             .transpose()?;
         let content_type = self.content_type_for(request, fork.as_ref())?;
-        let content = self.first_content(&content_type, body, fork.as_ref())?;
+        let prefix = fork.as_mut().map(|fork| std::mem::take(&mut fork.prefix));
+        let content = self.first_content(&content_type, body, prefix)?;
         self.stage_create(
             path,
             request,
@@ -139,30 +172,33 @@ impl Engine {
         })
     }
 
-    /// The create's first bytes in stored form: what a sub-offset takes along, then the body.
+    /// The create's first bytes in stored form. They go into the log as one group, which has the bound of an append.
     fn first_content(
         &self,
         content_type: &ContentType,
         body: &[u8],
-        fork: Option<&ForkPoint>,
-    ) -> Result<(Vec<u8>, u32), Undone> {
-        let (mut wire, mut records) = fork.map_or((Vec::new(), 0), |fork| {
-            (fork.prefix.clone(), fork.prefix_records)
-        });
-        if body.is_empty() {
-            return Ok((wire, records));
-        }
-        if content_type.media == Media::Json {
-            records += json::flatten_into(body, &mut wire)
+        prefix: Option<Content>,
+    ) -> Result<FirstContent, Undone> {
+        let mut content = FirstContent {
+            prefix: prefix.unwrap_or_default(),
+            body: Content::default(),
+        };
+        if !body.is_empty() && content_type.media == Media::Json {
+            if body.len() >= COSTLY_BODY_BYTES {
+                self.shard.open()?.admit(body.len(), false)?;
+            }
+            content.body.records = json::flatten_into(body, &mut content.body.wire)
                 .map_err(|error| Undone::refused(json_refusal(&error)))?;
-        } else {
-            wire.extend_from_slice(body);
-            records += 1;
+        } else if !body.is_empty() {
+            content.body = Content {
+                wire: body.to_vec(),
+                records: 1,
+            };
         }
-        if wire.len() > self.config.append_max_bytes + 1 {
+        if content.len() > self.config.append_max_bytes + 1 {
             return Err(Undone::refused(ErrorCode::PayloadTooLarge));
         }
-        Ok((wire, records))
+        Ok(content)
     }
 
     fn fork_point(
@@ -237,7 +273,7 @@ impl Engine {
         let line = self
             .line_below(&source, anchor, time_ms)
             .map_err(|error| Undone::refused(self.read_failed(&source, error)))?;
-        let (prefix, prefix_records) = match fork.sub_offset {
+        let (wire, records_taken) = match fork.sub_offset {
             0 => (Vec::new(), 0),
             _ if matches!(self.prefix_is_at_hand(&source, anchor), Ok(false)) => {
                 return Err(Undone::Wait);
@@ -251,8 +287,10 @@ impl Engine {
             anchor,
             records,
             line,
-            prefix,
-            prefix_records,
+            prefix: Content {
+                wire,
+                records: records_taken,
+            },
         })
     }
 
@@ -282,7 +320,7 @@ impl Engine {
         replaced: Option<&Arc<Stream>>,
         fork: Option<ForkPoint>,
         content_type: Arc<ContentType>,
-        (wire, records): (Vec<u8>, u32),
+        content: FirstContent,
         now_ms: u64,
     ) -> Result<Created, Undone> {
         // The source is locked first: it is older, and locks go by stream id.
@@ -302,9 +340,9 @@ impl Engine {
             line: point.line,
         });
         let class = request.class.unwrap_or(self.config.durability);
-        let mut initial = initial_state(id, class, request, leaves.as_ref(), &self.losses, now_ms);
-        initial.note_access(self.steady_ms());
-        if !wire.is_empty() {
+        let times = (now_ms, self.steady_ms());
+        let initial = initial_state(id, class, request, leaves.as_ref(), &self.losses, times);
+        if content.len() > 0 {
             // A create is synced in every class that has a log, so it waits in each.
             self.check_room(&initial, !initial.is_volatile())?;
         }
@@ -322,27 +360,39 @@ impl Engine {
             // Somebody else was faster: look again.
             return Err(Undone::Wait);
         }
-        let position = state.start;
-        let volatile = state.is_volatile();
-        let frame = Frame {
-            records: if volatile { 0 } else { records },
-            position,
+        let (first, behind) = content.split();
+        let stored = |content: &Content| !content.wire.is_empty() && !state.is_volatile();
+        let create = Frame {
+            records: if stored(first) { first.records } else { 0 },
+            position: state.start,
             epoch: state.last_epoch(),
             extra: &config,
-            payload: if volatile { &[] } else { &wire },
+            payload: if stored(first) { &first.wire } else { &[] },
             ..Frame::control(FrameKind::Create, id, now_ms)
         };
+        let appends = behind.filter(|behind| stored(behind)).map(|behind| Frame {
+            records: behind.records,
+            position: state.start + first.wire.len() as u64,
+            epoch: create.epoch,
+            payload: &behind.wire,
+            ..Frame::control(FrameKind::Append, id, state.last_time_ms)
+        });
         self.directory.mark_dirty(&stream, &mut state.dirty);
         if let (Some(point), Some(source)) = (&fork, &mut source_state) {
             self.directory.mark_dirty(&point.source, &mut source.dirty);
         }
         let visible = Visible {
-            tail: state.tail + wire.len() as u64,
-            records: state.records + u64::from(records),
+            tail: state.tail + content.len() as u64,
+            records: state.records + content.records(),
             closed: state.closed,
         };
-        let staged = self.push_create(&stream, &mut state, frame, visible, fork.as_ref());
-        let (sequence, fork_added) = match staged {
+        let frames = (create, appends);
+        let staged = self.push_create(&stream, &mut state, frames, visible, fork.as_ref());
+        let Staged {
+            fork_added,
+            created,
+            newest,
+        } = match staged {
             Ok(sequences) => sequences,
             Err(reason) => {
                 // Nothing was staged: the stream never was.
@@ -356,10 +406,19 @@ impl Engine {
             source.apply(&Change::plain(sequence, now_ms, What::ForkAdded));
         }
         let what = What::Create {
-            payload: &wire,
-            records,
+            payload: &first.wire,
+            records: first.records,
         };
-        state.apply(&Change::plain(sequence, now_ms, what));
+        state.apply(&Change::plain(created, now_ms, what));
+        if let Some(behind) = behind {
+            let what = What::Append(Append {
+                payload: &behind.wire,
+                records: behind.records,
+                ..Append::default()
+            });
+            let time_ms = state.last_time_ms;
+            state.apply(&Change::plain(newest, time_ms, what));
+        }
         self.metrics.creates.add(1);
         state.count_memory(&self.metrics);
         let (offset, closed) = (self.applied_tail(&state), state.closed);
@@ -369,31 +428,45 @@ impl Engine {
             new: true,
             offset,
             closed,
-            gate: Gate::synced(sequence),
+            gate: Gate::synced(newest),
         })
     }
 
+    /// Stages the create, with what goes behind it, as one group.
     fn push_create(
         &self,
         stream: &Arc<Stream>,
         state: &mut StreamState,
-        frame: Frame<'_>,
+        (create, appends): (Frame<'_>, Option<Frame<'_>>),
         visible: Visible,
         fork: Option<&ForkPoint>,
-    ) -> Result<(u64, Option<u64>), crate::shard::batch::NotStaged> {
+    ) -> Result<Staged, crate::shard::batch::NotStaged> {
         let mut open = self.shard.open()?;
-        open.admit(frame.encoded_len() + 64, false)?;
+        let appended_len = appends.map_or(0, |frame| frame.encoded_len());
+        open.admit(create.encoded_len() + appended_len + 64, false)?;
         open.touch(stream, state, visible, Stage::Synced);
-        let added = fork.map(|point| {
+        let fork_added = fork.map(|point| {
             open.push(
-                Frame::control(FrameKind::ForkAdded, point.source.id, frame.time_ms),
+                Frame::control(FrameKind::ForkAdded, point.source.id, create.time_ms),
                 true,
             )
         });
-        let sequence = open.push(frame, false);
-        open.wants(sequence, Stage::Synced);
-        Ok((sequence, added))
+        let created = open.push(create, appends.is_some());
+        let newest = appends.map_or(created, |frame| open.push(frame, false));
+        open.wants(newest, Stage::Synced);
+        Ok(Staged {
+            fork_added,
+            created,
+            newest,
+        })
     }
+}
+
+/// The sequences of a create's frames.
+struct Staged {
+    fork_added: Option<u64>,
+    created: u64,
+    newest: u64,
 }
 
 /// Whether everything that an `ephemeral` source had when the request came has been kept since.

@@ -159,12 +159,11 @@ impl Engine {
         Ok(unneeded.then_some(source.id))
     }
 
-    /// Renews a sliding TTL for a reader, with a frame now and then that nobody waits for.
-    pub fn renew_for_read(&self, stream: &Arc<Stream>, state: &mut StreamState, now_ms: u64) {
-        state.note_access(self.steady_ms());
-        if state.expiry.is_none() || !state.renew(now_ms) {
+    /// Renews a sliding TTL, with a frame now and then that nobody waits for.
+    pub fn renew(&self, stream: &Arc<Stream>, state: &mut StreamState) {
+        let Some(now_ms) = state.renew(|| self.steady_ms()) else {
             return;
-        }
+        };
         self.directory.mark_dirty(stream, &mut state.dirty);
         if let Ok(mut open) = self.shard.open()
             && open.admit(FRAME_HEADER_BYTES, false).is_ok()

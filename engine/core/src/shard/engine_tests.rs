@@ -156,25 +156,51 @@ fn a_failed_checkpoint_loses_nothing_and_the_next_one_works() {
 }
 
 #[test]
-fn the_feed_forgets_answers_for_older_globs() {
+fn the_feed_forgets_answers_about_what_was_watched_before() {
     let directory = TestDirectory::new();
     with_engine(&directory, |engine| {
         let feed = &engine.shard.feed;
         engine
             .local_create("x/1", "text/plain", None)
             .expect("created");
-        let changed = |globs: &[&str]| {
-            feed.watch(
-                &globs
-                    .iter()
-                    .map(|glob| (*glob).to_owned())
-                    .collect::<Vec<_>>(),
-            );
+        let owned = |text: &str| [text.to_owned()];
+        let changed = || {
             engine.local_append("x/1", b"more").expect("appended");
-            feed.take(std::time::Duration::from_millis(200)).0
+            let taken = feed.take(std::time::Duration::from_millis(50)).0;
+            taken.iter().map(|dirty| dirty.1.len()).collect::<Vec<_>>()
         };
-        assert!(changed(&["y/*"]).is_empty());
-        assert!(changed(&[]).is_empty());
-        assert_eq!(changed(&["x/*"]), ["x/1"]);
+        feed.watch(&[], &owned("y/*"));
+        assert!(changed().is_empty());
+        assert!(changed().is_empty());
+        feed.watch(&owned("x/*"), &[]);
+        assert!(changed().is_empty(), "a name is no glob");
+        feed.watch(&owned("x/1"), &[]);
+        assert_eq!(changed(), [0]);
+        feed.watch(&[], &owned("x/*"));
+        assert_eq!(changed(), [1]);
+        feed.unwatch(&[], &owned("x/*"));
+        assert_eq!(changed(), [0]);
+        feed.unwatch(&owned("x/1"), &[]);
+        assert!(changed().is_empty());
+    });
+}
+
+#[test]
+fn the_feed_compares_only_where_changes_are_taken() {
+    let directory = TestDirectory::new();
+    with_engine(&directory, |engine| {
+        let feed = &engine.shard.feed;
+        feed.watch(&[], &["x/*".to_owned()]);
+        feed.while_comparing(|| {
+            for name in ["x/1", "y/1"] {
+                engine
+                    .local_create(name, "text/plain", None)
+                    .expect("created");
+                engine.local_append(name, b"more").expect("appended");
+            }
+        });
+        let (taken, overflow) = feed.take(std::time::Duration::from_secs(1));
+        assert_eq!(taken.len(), 1);
+        assert_eq!((&*taken[0].0, overflow), ("x/1", false));
     });
 }

@@ -104,19 +104,21 @@ fn use_by(engine: &Engine, path: &str, how: &str) {
             assert!(appended.is_ok());
         }
         "commit" => {
-            let staged = engine.local_stage("stage", &[(path, b"x")]);
+            let epoch = engine.steady_ms();
+            let id = format!("stage-{epoch}");
+            let staged = engine.local_stage(&id, &[(path, b"x")]);
             let request = CommitRequest {
                 producer: "job",
-                epoch: 0,
+                epoch,
                 streams: vec![path],
                 stages: vec![CommitStage {
-                    id: "stage",
+                    id: &id,
                     checksum: staged.expect("staged").record.head.checksum,
                 }],
             };
             engine.local_commit(&request).expect("committed");
         }
-        _ => engine.renew_for_read(&stream, &mut stream.lock(), engine.now_ms()),
+        _ => engine.renew(&stream, &mut stream.lock()),
     }
 }
 
@@ -171,4 +173,58 @@ fn across_a_restart_a_sliding_ttl_goes_by_the_wall_clock() {
     with_engine(&directory, &clocks, |engine| assert!(lives(engine, "s")));
     clocks.set_ms(BEGIN_MS + HOUR_MS);
     with_engine(&directory, &clocks, |engine| assert!(!lives(engine, "s")));
+}
+
+/// Uses a stream for three times its TTL while the wall clock is `off_ms` wrong, which is right at both ends.
+fn use_under_a_wrong_clock(
+    directory: &TestDirectory,
+    clocks: &Arc<Clocks>,
+    how: &str,
+    off_ms: i64,
+) {
+    let checkpoints = how.ends_with('!');
+    with_engine(directory, clocks, |engine| {
+        create(engine, "s", sliding());
+        clocks.set_ms(BEGIN_MS.saturating_add_signed(off_ms));
+        for _ in 0..6 {
+            clocks.pass_ms(TTL_S * 500);
+            assert!(lives(engine, "s"), "{how}: it is used");
+            use_by(engine, "s", how.trim_end_matches('!'));
+        }
+        if checkpoints {
+            engine.checkpoint().expect("checkpoint");
+        }
+    });
+    clocks.set_ms(BEGIN_MS + TTL_S * 3000);
+}
+
+#[test]
+fn a_wall_clock_that_was_set_neither_ends_nor_prolongs_a_ttl_behind_a_restart() {
+    for off_ms in [HOUR_MS as i64, -(HOUR_MS as i64)] {
+        for how in ["append", "commit", "read", "append!", "commit!", "read!"] {
+            let (directory, clocks) = (TestDirectory::new(), clocks());
+            use_under_a_wrong_clock(&directory, &clocks, how, off_ms);
+            with_engine(&directory, &clocks, |engine| {
+                assert!(lives(engine, "s"), "{how}: used just now, {off_ms}");
+                clocks.pass_ms(TTL_S * 1000 - 1);
+                assert!(lives(engine, "s"), "{how}: its time is not over, {off_ms}");
+                // What may not have been logged is a tenth of the TTL.
+                clocks.pass_ms(TTL_S * 100 + 1);
+                assert!(!lives(engine, "s"), "{how}: its time is over, {off_ms}");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_was_wrong_at_an_earlier_start_is_forgotten_with_the_next_access() {
+    let (directory, clocks) = (TestDirectory::new(), clocks());
+    clocks.set_ms(BEGIN_MS + HOUR_MS);
+    with_engine(&directory, &clocks, |engine| create(engine, "s", sliding()));
+    clocks.set_ms(BEGIN_MS);
+    with_engine(&directory, &clocks, |engine| use_by(engine, "s", "append"));
+    clocks.set_ms(BEGIN_MS + TTL_S * 1100);
+    with_engine(&directory, &clocks, |engine| {
+        assert!(!lives(engine, "s"));
+    });
 }

@@ -1,167 +1,160 @@
 //! The change feed of the control plane: which watched streams changed, coalesced and bounded.
 //!
-//! Python hands in globs once; the commit path matches each stream once per set of globs (the answer is kept
-//! on the stream) and never calls Python. When the set overflows, the reader is told to rescan.
+//! Python hands in names and globs as they come and go. The commit path never compares: it notes a changed stream,
+//! unless the answer kept on the stream says that nobody watches it. Who takes the changes compares, and keeps the
+//! answer. Invariants: the commit path takes no lock under which something is built or compared; an answer is kept for
+//! a version of what is watched that is not newer than what was compared. When the set overflows, the reader is
+//! told to list everything again.
 
-use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use ahash::{AHashMap, AHashSet};
+use parking_lot::{Condvar, Mutex};
 
 use crate::limits::DIRTY_PATHS_MAX;
+use crate::shard::globs::Globs;
 use crate::stream::handle::Stream;
 
 #[derive(Default)]
 pub struct Feed {
-    /// Grows with every set of globs: answers kept for an older set do not count.
+    /// Grows with every change of what is watched: answers kept for an older version do not count.
     version: AtomicU64,
     active: AtomicBool,
-    globs: RwLock<Vec<Glob>>,
+    watched: Mutex<Watched>,
     changed: Mutex<Changed>,
     delivered: Condvar,
 }
 
 #[derive(Default)]
+struct Watched {
+    names: AHashSet<Box<str>>,
+    globs: Globs,
+}
+
+#[derive(Default)]
 struct Changed {
-    paths: HashSet<Box<str>>,
+    /// A stream that is gone, or not in memory any more, is still to be told of.
+    streams: AHashMap<Box<str>, Weak<Stream>>,
     overflow: bool,
     stopped: bool,
 }
+
+/// A stream that somebody watches, and the globs that match it.
+pub type Dirty = (Box<str>, Vec<Arc<str>>);
 
 impl Feed {
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Replaces the watched globs.
-    pub fn watch(&self, patterns: &[String]) {
-        let mut globs = self.globs.write();
-        *globs = patterns.iter().map(|pattern| Glob::new(pattern)).collect();
-        self.version.fetch_add(1, Ordering::AcqRel);
-        self.active.store(!globs.is_empty(), Ordering::Release);
+    /// Watches these, too. False: one of the globs has too many parts and is not watched.
+    pub fn watch(&self, names: &[String], globs: &[String]) -> bool {
+        let mut watched = self.watched.lock();
+        watched
+            .names
+            .extend(names.iter().map(|name| Box::from(name.as_str())));
+        let mut fit = true;
+        for glob in globs {
+            fit &= watched.globs.add(glob);
+        }
+        self.changed_to(&watched);
+        fit
     }
 
-    /// Notes a changed stream if a glob matches it.
-    pub fn note(&self, stream: &Arc<Stream>) {
-        let version = self.version.load(Ordering::Acquire);
-        let matches = stream.cached_match(version).unwrap_or_else(|| {
-            let found = self
-                .globs
-                .read()
-                .iter()
-                .any(|glob| glob.matches(&stream.path));
-            stream.cache_match(version, found);
-            found
-        });
-        if !matches {
-            return;
+    pub fn unwatch(&self, names: &[String], globs: &[String]) {
+        let mut watched = self.watched.lock();
+        for name in names {
+            watched.names.remove(name.as_str());
+        }
+        for glob in globs {
+            watched.globs.remove(glob);
+        }
+        self.changed_to(&watched);
+    }
+
+    fn changed_to(&self, watched: &Watched) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        let active = !watched.names.is_empty() || !watched.globs.is_empty();
+        self.active.store(active, Ordering::Release);
+    }
+
+    /// Notes a changed stream if somebody may watch it; whether there is something new to take.
+    pub fn note(&self, stream: &Arc<Stream>) -> bool {
+        if stream.cached_match(self.version.load(Ordering::Acquire)) == Some(false) {
+            return false;
         }
         let mut changed = self.changed.lock();
-        if changed.paths.contains(&*stream.path) {
-            return;
+        if changed.streams.contains_key(&stream.path) {
+            return false;
         }
-        if changed.paths.len() >= DIRTY_PATHS_MAX {
+        if changed.streams.len() >= DIRTY_PATHS_MAX {
             changed.overflow = true;
-            return;
+        } else {
+            changed
+                .streams
+                .insert(stream.path.clone(), Arc::downgrade(stream));
         }
-        changed.paths.insert(stream.path.clone());
+        true
     }
 
     pub fn deliver(&self) {
         self.delivered.notify_all();
     }
 
-    /// Waits for changes; returns the paths and whether some were dropped.
-    pub fn take(&self, timeout: Duration) -> (Vec<String>, bool) {
+    /// Waits for changes of watched streams; returns them and whether some were dropped.
+    pub fn take(&self, timeout: Duration) -> (Vec<Dirty>, bool) {
         let deadline = Instant::now() + timeout;
-        let mut changed = self.changed.lock();
-        while changed.paths.is_empty() && !changed.overflow && !changed.stopped {
-            if self
-                .delivered
-                .wait_until(&mut changed, deadline)
-                .timed_out()
-            {
-                break;
+        loop {
+            let (streams, overflow, is_last) = self.await_changes(deadline);
+            let mut dirty = Vec::new();
+            for (path, stream) in streams {
+                // The version first: if more is watched meanwhile, the answer counts for the time before.
+                let version = self.version.load(Ordering::Acquire);
+                let globs = self.globs_of(&path);
+                if let Some(stream) = stream.upgrade() {
+                    stream.cache_match(version, globs.is_some());
+                }
+                dirty.extend(globs.map(|globs| (path, globs)));
+            }
+            if is_last || overflow || !dirty.is_empty() {
+                return (dirty, overflow);
             }
         }
+    }
+
+    /// The globs that match a name; `None` = it is not watched.
+    pub fn globs_of(&self, path: &str) -> Option<Vec<Arc<str>>> {
+        let mut watched = self.watched.lock();
+        let globs = watched.globs.find(path);
+        (!globs.is_empty() || watched.names.contains(path)).then_some(globs)
+    }
+
+    fn await_changes(&self, deadline: Instant) -> (AHashMap<Box<str>, Weak<Stream>>, bool, bool) {
+        let mut changed = self.changed.lock();
+        let mut is_last = false;
+        while changed.streams.is_empty() && !changed.overflow && !changed.stopped && !is_last {
+            is_last = self
+                .delivered
+                .wait_until(&mut changed, deadline)
+                .timed_out();
+        }
+        let streams = std::mem::take(&mut changed.streams);
         let overflow = std::mem::take(&mut changed.overflow);
-        let paths = changed.paths.drain().map(String::from).collect();
-        (paths, overflow)
+        let is_last = is_last || changed.stopped || Instant::now() >= deadline;
+        (streams, overflow, is_last)
+    }
+
+    /// Does something as if a comparison took that long.
+    #[cfg(test)]
+    pub fn while_comparing(&self, work: impl FnOnce()) {
+        let _watched = self.watched.lock();
+        work();
     }
 
     pub fn stop(&self) {
         self.changed.lock().stopped = true;
         self.deliver();
-    }
-}
-
-/// `*` = one path segment, `**` = any number of them, also none.
-pub struct Glob {
-    segments: Vec<Box<str>>,
-}
-
-impl Glob {
-    pub fn new(pattern: &str) -> Glob {
-        Glob {
-            segments: pattern.split('/').map(Box::from).collect(),
-        }
-    }
-
-    /// Greedy with one point to return to: linear in practice, never exponential.
-    pub fn matches(&self, path: &str) -> bool {
-        let parts: Vec<&str> = path.split('/').collect();
-        let (mut at, mut part) = (0, 0);
-        let mut retry: Option<(usize, usize)> = None;
-        while part < parts.len() {
-            match self.segments.get(at).map(|segment| &**segment) {
-                Some("**") => {
-                    retry = Some((at + 1, part));
-                    at += 1;
-                }
-                Some(segment) if segment == "*" || segment == parts[part] => {
-                    at += 1;
-                    part += 1;
-                }
-                _ => match retry {
-                    Some((resume, skipped)) => {
-                        at = resume;
-                        part = skipped + 1;
-                        retry = Some((resume, part));
-                    }
-                    None => return false,
-                },
-            }
-        }
-        self.segments[at..].iter().all(|segment| &**segment == "**")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Glob;
-
-    #[test]
-    fn globs() {
-        for (pattern, path, expected) in [
-            ("a/*", "a/b", true),
-            ("a/*", "a/b/c", false),
-            ("a/**", "a", true),
-            ("a/**", "a/b/c", true),
-            ("**/c", "a/b/c", true),
-            ("**/c", "c", true),
-            ("a/**/c/*", "a/x/c/y/c/z", true),
-            ("a/**/c/*", "a/x/c/y/z", false),
-            ("*", "a", true),
-            ("a", "b", false),
-            ("**", "a/b", true),
-        ] {
-            assert_eq!(
-                Glob::new(pattern).matches(path),
-                expected,
-                "{pattern} {path}"
-            );
-        }
     }
 }

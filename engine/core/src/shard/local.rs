@@ -153,14 +153,17 @@ impl Engine {
     /// Stages records, one (stream, value) each.
     pub fn local_stage(&self, id: &str, rows: &[(&str, &[u8])]) -> Result<Staged, Refusal> {
         self.until_done(|| {
-            let mut builder = StageBuilder::new(self);
-            let (mut checksum, mut bytes) = (0, 0);
+            let bytes = rows
+                .iter()
+                .map(|(stream, value)| stream.len() + value.len());
+            let bytes = bytes.sum::<usize>() as u64;
+            let mut builder = StageBuilder::new(self, rows.len() as u64, bytes)?;
+            let mut checksum = 0;
             for (stream, value) in rows {
                 let target = builder.target(stream)?;
                 builder.push(target, value)?;
                 checksum = crc32c::crc32c_append(checksum, stream.as_bytes());
                 checksum = crc32c::crc32c_append(checksum, value);
-                bytes += (stream.len() + value.len()) as u64;
             }
             Ok((builder.finish(id, checksum, bytes)?, Gate::OPEN))
         })

@@ -15,6 +15,7 @@ mod ebb;
 pub mod engine;
 pub mod fault;
 pub mod feed;
+pub mod globs;
 mod lineage;
 pub mod list;
 pub mod loads;

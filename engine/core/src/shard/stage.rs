@@ -7,9 +7,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::codec::adopt::UsedUp;
+use crate::codec::adopt::{RELATIVE_ENTRY_BYTES, UsedUp};
 use crate::error::ErrorCode;
-use crate::limits::{STAGE_ENTRY_BYTES, STAGE_STREAMS_MAX};
+use crate::limits::{STAGE_ENTRY_BYTES, STAGE_ROWS_MAX, STAGE_STREAMS_MAX, STAGING_MAX_BYTES};
 use crate::log::stage::{self, StageHead, StageRecord, StageSection};
 use crate::model::{IndexEntry, Media};
 use crate::refusal::Refusal;
@@ -17,6 +17,7 @@ use crate::report;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::stages::Found;
 use crate::stream::handle::Stream;
+use crate::stream::hot::ENTRY_MEMORY_BYTES;
 use crate::stream::json;
 
 /// Disk space that staging leaves to the log and to checkpoints.
@@ -25,6 +26,7 @@ const DISK_MARGIN_BYTES: u64 = 64 << 20;
 /// Rows of a stage, one by one, as the streams will have them.
 pub struct StageBuilder<'e> {
     engine: &'e Engine,
+    _held: Held<'e>,
     targets: Vec<Target>,
     by_name: HashMap<Box<str>, usize>,
     rows: u64,
@@ -40,6 +42,18 @@ struct Target {
     records: u64,
 }
 
+/// Memory that a stage or a commit under way has been given.
+pub struct Held<'e> {
+    engine: &'e Engine,
+    bytes: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.engine.metrics.staging_bytes.sub(self.bytes);
+    }
+}
+
 /// A stage as its client is told of it.
 pub struct Staged {
     pub record: Arc<StageRecord>,
@@ -48,14 +62,23 @@ pub struct Staged {
 }
 
 impl<'e> StageBuilder<'e> {
-    pub fn new(engine: &'e Engine) -> StageBuilder<'e> {
-        StageBuilder {
+    /// A builder for so many rows, which have at most so many bytes. Nothing is taken in before there is room for all.
+    pub fn new(engine: &'e Engine, rows: u64, bytes: u64) -> Result<StageBuilder<'e>, Undone> {
+        if rows > STAGE_ROWS_MAX {
+            let detail = format!(
+                "A stage has at most {STAGE_ROWS_MAX} rows, this one has {rows}; stage them in parts."
+            );
+            return Err(refuse(ErrorCode::PayloadTooLarge, detail));
+        }
+        let entries = rows * (ENTRY_MEMORY_BYTES + RELATIVE_ENTRY_BYTES as u64);
+        Ok(StageBuilder {
+            _held: engine.hold_staging(bytes + entries)?,
             engine,
             targets: Vec::new(),
             by_name: HashMap::new(),
             rows: 0,
             now_ms: engine.now_ms(),
-        }
+        })
     }
 
     /// The number under which rows of a stream are pushed.
@@ -186,6 +209,19 @@ impl Target {
 }
 
 impl Engine {
+    /// Takes memory for a stage or a commit; while others have too much, it waits.
+    pub(super) fn hold_staging(&self, bytes: u64) -> Result<Held<'_>, Undone> {
+        let before = self.metrics.staging_bytes.raise(bytes);
+        let held = Held {
+            engine: self,
+            bytes,
+        };
+        if before > 0 && before.saturating_add(bytes) > STAGING_MAX_BYTES {
+            return Err(Undone::Wait);
+        }
+        Ok(held)
+    }
+
     /// What an id that is used already stands for, as an answer to the same request: `None` if it is free.
     pub fn staged_before(
         &self,

@@ -51,6 +51,13 @@ pub struct Tail {
     pub epochs: u64,
 }
 
+/// Streams of one answer.
+pub struct Page {
+    pub tails: Vec<Tail>,
+    /// The last name that was looked at, if there are more behind it.
+    pub next: Option<Box<str>>,
+}
+
 /// Which place is wanted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Wanted {
@@ -153,25 +160,29 @@ impl Engine {
             .find(name, incarnation, synced, now_ms)
     }
 
-    /// Every stream whose name matches, in memory or not.
+    /// Every stream whose name matches, in memory or not; with `after` those of one page behind that name.
     pub fn all_tails(
         &self,
         prefix: &str,
+        after: Option<&str>,
         matches: &dyn Fn(&str) -> Result<bool, Undone>,
-    ) -> Result<Vec<Tail>, Undone> {
+    ) -> Result<Page, Undone> {
+        let behind = after.unwrap_or_default();
         let cached = self.directory.cached_below(prefix);
         let known: HashSet<&str> = cached.iter().map(|stream| &*stream.path).collect();
         let mut streams = Vec::new();
         for stream in &cached {
-            if !stream.is_reserved() && matches(&stream.path)? {
+            if *stream.path > *behind && !stream.is_reserved() && matches(&stream.path)? {
                 streams.push(Arc::clone(stream));
             }
         }
         let mut count = 0;
         let mut undone = Ok(());
-        self.directory
-            .catalog()
-            .scan(prefix.as_bytes(), b"", usize::MAX, &mut |path, value| {
+        self.directory.catalog().scan(
+            prefix.as_bytes(),
+            behind.as_bytes(),
+            usize::MAX,
+            &mut |path, value| {
                 let Ok(path) = std::str::from_utf8(path) else {
                     return true;
                 };
@@ -191,8 +202,15 @@ impl Engine {
                 streams.extend(decoded.map(Arc::new));
                 count += 1;
                 count <= TAILS_STREAMS_MAX
-            })?;
+            },
+        )?;
         undone?;
+        let mut next = None;
+        if after.is_some() && streams.len() > TAILS_STREAMS_MAX {
+            streams.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+            streams.truncate(TAILS_STREAMS_MAX);
+            next = streams.last().map(|stream| stream.path.clone());
+        }
         let mut tails = Vec::new();
         for stream in &streams {
             tails.extend(self.settled_tail(stream)?);
@@ -203,7 +221,7 @@ impl Engine {
                 )));
             }
         }
-        Ok(tails)
+        Ok(Page { tails, next })
     }
 
     /// Where something is in a stream.

@@ -10,7 +10,7 @@ use crate::limits::{
 };
 use crate::model::{Class, Gate, Offset, Stage};
 use crate::refusal::Refusal;
-use crate::shard::batch::NotStaged;
+use crate::shard::batch::{NotStaged, OpenBatch};
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::append::{AppendDecision, AppendRequest, decide};
 use crate::stream::change::{Append, Change, What};
@@ -48,23 +48,9 @@ impl Engine {
         scratch: &mut WriteScratch,
     ) -> Result<Appended, Undone> {
         let mut state = stream.lock();
-        self.check_life(stream, &mut state, now_ms)?;
-        let tail = self.applied_tail(&state);
         let record_count = records.as_ref().copied().unwrap_or(0);
-        match decide(&state, &stream.content_type, request, records, tail) {
-            AppendDecision::Accept => {}
-            AppendDecision::Duplicate { epoch, last_seq } => {
-                self.metrics.append_duplicates.add(1);
-                self.renew_for_read(stream, &mut state, now_ms);
-                return Ok(self.nothing_new(&state, tail, Some((epoch, last_seq))));
-            }
-            AppendDecision::AlreadyClosed => return Ok(self.nothing_new(&state, tail, None)),
-            AppendDecision::Refuse(refusal) => {
-                return Err(Undone::Refused {
-                    refusal,
-                    gate: self.reveal_gate(&state),
-                });
-            }
+        if let Some(known) = self.decided(stream, &mut state, request, records, now_ms)? {
+            return Ok(known);
         }
         let epoch = self.losses.tail_epoch(&state);
         self.stage_append(
@@ -77,6 +63,57 @@ impl Engine {
             now_ms,
             scratch,
         )
+    }
+
+    /// What can be told of an append before its body of about `bytes` is looked through: that it is a repetition, refused, or
+    /// has to wait. `None`: the body decides.
+    pub fn known_of_append(
+        &self,
+        stream: &Arc<Stream>,
+        request: &AppendRequest<'_>,
+        bytes: usize,
+        now_ms: u64,
+    ) -> Result<Option<Appended>, Undone> {
+        let mut state = stream.lock();
+        let known = self.decided(stream, &mut state, request, Ok(1), now_ms)?;
+        if known.is_some() {
+            return Ok(known);
+        }
+        if state.changing {
+            return Err(Undone::Wait);
+        }
+        self.check_room(&state, request.close)?;
+        if !state.is_volatile() {
+            let weak = !state.class.waits_for_sync();
+            admit(&*self.shard.open()?, bytes, weak, request.close)?;
+        }
+        Ok(None)
+    }
+
+    /// The decision about an append where that is not to take it.
+    fn decided(
+        &self,
+        stream: &Arc<Stream>,
+        state: &mut StreamState,
+        request: &AppendRequest<'_>,
+        records: Result<u32, Refusal>,
+        now_ms: u64,
+    ) -> Result<Option<Appended>, Undone> {
+        self.check_life(stream, state, now_ms)?;
+        let tail = self.applied_tail(state);
+        match decide(state, &stream.content_type, request, records, tail) {
+            AppendDecision::Accept => Ok(None),
+            AppendDecision::Duplicate { epoch, last_seq } => {
+                self.metrics.append_duplicates.add(1);
+                self.renew(stream, state);
+                Ok(Some(self.nothing_new(state, tail, Some((epoch, last_seq)))))
+            }
+            AppendDecision::AlreadyClosed => Ok(Some(self.nothing_new(state, tail, None))),
+            AppendDecision::Refuse(refusal) => Err(Undone::Refused {
+                refusal,
+                gate: self.reveal_gate(state),
+            }),
+        }
     }
 
     fn nothing_new(
@@ -128,6 +165,7 @@ impl Engine {
             sequence: 0,
             time_ms: now_ms.max(state.last_time_ms),
             epoch,
+            renews: false,
             what: What::Append(append),
         };
         let gate = if state.is_volatile() && !request.close {
@@ -135,7 +173,7 @@ impl Engine {
         } else {
             self.stage_frame(stream, state, change, &append, &mut scratch.extra)?
         };
-        state.note_access(self.steady_ms());
+        self.renew(stream, state);
         self.metrics.appends.add(1);
         self.metrics.append_bytes.add(wire.len() as u64);
         Ok(Appended {
@@ -193,10 +231,7 @@ impl Engine {
         self.directory.mark_dirty(stream, &mut state.dirty);
         let sequence = {
             let mut open = self.shard.open()?;
-            match open.admit(frame.encoded_len(), append.close) {
-                Err(NotStaged::Wait) if weak && !append.close => return Err(weak_refused()),
-                admitted => admitted?,
-            }
+            admit(&open, frame.encoded_len(), weak, append.close)?;
             open.touch(stream, state, visible, stage);
             let sequence = open.push(frame, false);
             open.wants(sequence, stage);
@@ -237,7 +272,6 @@ impl Engine {
         state.publish_applied();
         state.changed = self.shard.changes.stamp();
         state.count_memory(&self.metrics);
-        self.renew_for_read(stream, state, change.time_ms);
         self.shard.saw_weak();
         self.shard.wake_readers(stream);
         Ok(Gate::OPEN)
@@ -307,6 +341,27 @@ impl Engine {
         Ok(())
     }
 
+    /// Room for the index of what a commit takes over. It waits for the checkpoint that makes room, until nothing is left
+    /// that a checkpoint is worth while for; more than all room it is never given.
+    pub(super) fn check_index_room(&self, bytes: u64) -> Result<(), Undone> {
+        let (hot_bytes, bound) = (self.metrics.hot_bytes.get(), self.hot_bytes_max());
+        if bytes > bound {
+            return Err(Undone::refused(Refusal::with(
+                ErrorCode::PayloadTooLarge,
+                format!(
+                    "The index of the commit's records would take {bytes} bytes of memory, more than the {bound} that \
+                     checkpoint_bytes allows; commit fewer records at once."
+                ),
+            )));
+        }
+        let little = hot_bytes <= self.config.checkpoint_bytes;
+        if little || hot_bytes.saturating_add(bytes) <= bound || self.shard.failed() {
+            return Ok(());
+        }
+        self.maintenance.request_checkpoint();
+        Err(Undone::Wait)
+    }
+
     /// A stream that is not live refuses everything; one that has expired is deleted first.
     pub fn check_life(
         &self,
@@ -331,11 +386,22 @@ impl Engine {
     }
 
     fn hot_bytes_exhausted(&self) -> bool {
-        let bound = self
+        self.metrics.hot_bytes.get() > self.hot_bytes_max()
+    }
+
+    fn hot_bytes_max(&self) -> u64 {
+        let factor = self
             .config
             .checkpoint_bytes
             .saturating_mul(HOT_BYTES_FACTOR);
-        self.metrics.hot_bytes.get() > bound.max(HOT_BYTES_MIN)
+        factor.max(HOT_BYTES_MIN)
+    }
+}
+
+fn admit(open: &OpenBatch, bytes: usize, weak: bool, close: bool) -> Result<(), Undone> {
+    match open.admit(bytes, close) {
+        Err(NotStaged::Wait) if weak && !close => Err(weak_refused()),
+        admitted => Ok(admitted?),
     }
 }
 

@@ -7,7 +7,9 @@
 //! - `I-CHANGE-1` Applying depends on the state and the change alone: no clock, no order of a hash.
 //! - `I-CHANGE-2` What [`Change::of`] reads from a frame is what was applied when that frame was staged.
 
-use crate::codec::{AppendExtra, FLAG_CLOSE, Frame, FrameKind, ProducerTag, Reader, adopt};
+use crate::codec::{
+    AppendExtra, FLAG_CLOSE, FLAG_TOUCHES, Frame, FrameKind, ProducerTag, Reader, adopt,
+};
 use crate::io::sabotage::{self, Sabotage};
 use crate::model::{Adopted, Class, IndexEntry};
 use crate::stream::hot::Hot;
@@ -24,6 +26,8 @@ pub struct Change<'a> {
     pub sequence: u64,
     pub time_ms: u64,
     pub epoch: u64,
+    /// Whether an append tells that the stream was used, too.
+    pub renews: bool,
     pub what: What<'a>,
 }
 
@@ -102,6 +106,7 @@ impl<'a> Change<'a> {
             sequence: frame.sequence,
             time_ms: frame.time_ms,
             epoch: frame.epoch,
+            renews: frame.flags & FLAG_TOUCHES == 0,
             what,
         })
     }
@@ -112,6 +117,7 @@ impl<'a> Change<'a> {
             sequence,
             time_ms,
             epoch: 0,
+            renews: false,
             what,
         }
     }
@@ -163,8 +169,14 @@ impl StreamState {
                     self.push_bytes(payload, records);
                 }
             }
-            What::Append(append) => self.apply_append(change, &append),
-            What::Adopt { producer, sections } => self.apply_adopt(change, &producer, sections),
+            What::Append(append) => {
+                self.apply_append(change, &append);
+                self.log_access(change.time_ms, change.renews);
+            }
+            What::Adopt { producer, sections } => {
+                self.apply_adopt(change, &producer, sections);
+                self.log_access(change.time_ms, change.renews);
+            }
             What::SoftDelete => {
                 self.reveal_control(change.sequence);
                 self.logged.life = Life::SoftDeleted;
@@ -182,7 +194,7 @@ impl StreamState {
             What::ForkReleased => {
                 self.logged.fork_count = self.fork_count.saturating_sub(1);
             }
-            What::Touch => self.renew_at(change.time_ms, true),
+            What::Touch => self.log_access(change.time_ms, true),
             What::Class { class, since } => {
                 self.reveal_control(change.sequence);
                 self.begin_epoch(change.epoch);
@@ -229,7 +241,6 @@ impl StreamState {
                 })
             });
         }
-        self.renew_at(change.time_ms, !self.is_volatile());
     }
 
     fn apply_adopt(&mut self, change: &Change<'_>, tag: &ProducerTag<'_>, sections: &[Section]) {
@@ -242,7 +253,6 @@ impl StreamState {
             self.push_section(section, index);
         }
         self.remember_producer(tag, change);
-        self.renew_at(change.time_ms, true);
     }
 
     /// For repair: bytes that are lost, so that what follows them keeps its place.
@@ -286,13 +296,10 @@ impl StreamState {
         }
     }
 
-    /// An append to a stream in memory has no frame: the log does not know of it, so that a renewal of its own is due.
-    fn renew_at(&mut self, time_ms: u64, in_log: bool) {
-        if let Some(expiry) = self.logged.expiry.as_mut() {
-            expiry.last_access_ms = expiry.last_access_ms.max(time_ms);
-            if in_log {
-                expiry.logged_access_ms = expiry.logged_access_ms.max(time_ms);
-            }
+    /// The last one that the log tells holds, also where it is an earlier time: the clock was wrong before.
+    fn log_access(&mut self, time_ms: u64, renews: bool) {
+        if let Some(expiry) = self.logged.expiry.as_mut().filter(|_| renews) {
+            expiry.logged_access_ms = time_ms;
         }
     }
 

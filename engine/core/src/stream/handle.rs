@@ -17,7 +17,7 @@ pub struct Stream {
     state: Mutex<StreamState>,
     /// One bit per reactor that has a reader waiting on this stream. Set under the state lock.
     watchers: AtomicU64,
-    /// Whether the change feed's globs match: their version times two, plus the answer.
+    /// Whether the change feed watches it: the version of what is watched times two, plus the answer.
     feed_match: AtomicU64,
     /// Whether the catalog has an entry of it.
     catalogued: AtomicBool,

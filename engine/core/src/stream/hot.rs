@@ -13,7 +13,8 @@ use crate::model::{Adopted, IndexEntry};
 
 /// Smaller buffers are copied; freezing them would leave a trail of crumbs.
 const FREEZE_MIN_BYTES: usize = 64 * 1024;
-const ENTRY_MEMORY_BYTES: u64 = size_of::<IndexEntry>() as u64;
+/// What an append takes in memory beside its bytes.
+pub const ENTRY_MEMORY_BYTES: u64 = size_of::<IndexEntry>() as u64;
 /// What the first byte takes beside itself: the smallest buffer, and an index with room for a few entries.
 const FIRST_MEMORY_BYTES: u64 = 8 + 3 * ENTRY_MEMORY_BYTES;
 

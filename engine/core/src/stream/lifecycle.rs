@@ -67,9 +67,10 @@ fn same_fork(state: &StreamState, request: &CreateRequest<'_>) -> bool {
         (Some(stored), Some(asked)) => {
             *stored.source_path == *asked.source_path
                 && stored.sub_offset == asked.sub_offset
-                && asked
-                    .offset
-                    .is_none_or(|offset| offset.position == stored.anchor)
+                // No offset that there was when the fork was made has an epoch above its own.
+                && asked.offset.is_none_or(|offset| {
+                    offset.position == stored.anchor && offset.epoch < state.id.0
+                })
         }
         _ => false,
     }
@@ -91,12 +92,12 @@ pub fn initial_state(
     request: &CreateRequest<'_>,
     leaves: Option<&Leaves<'_>>,
     losses: &Losses,
-    now_ms: u64,
+    (now_ms, steady_ms): (u64, u64),
 ) -> StreamState {
     let mut state = StreamState::new(id, class, now_ms);
     let source_expiry = leaves.and_then(|leaves| leaves.source.expiry.as_deref());
     state.logged.closed = request.closed;
-    state.logged.expiry = initial_expiry(request, source_expiry, now_ms);
+    state.logged.expiry = initial_expiry(request, source_expiry, steady_ms);
     if let Some((leaves, asked)) = leaves.zip(request.fork.as_ref()) {
         begin_as_fork(&mut state, leaves, asked, losses);
     }
@@ -136,7 +137,7 @@ fn begin_as_fork(
 fn initial_expiry(
     request: &CreateRequest<'_>,
     source: Option<&Expiry>,
-    now_ms: u64,
+    steady_ms: u64,
 ) -> Option<Box<Expiry>> {
     let own = request.ttl_seconds.is_some() || request.expires_at_ms.is_some();
     let (ttl_seconds, expires_at_ms, inherited) = match (own, source) {
@@ -148,8 +149,7 @@ fn initial_expiry(
         ttl_seconds,
         expires_at_ms,
         inherited,
-        last_access_ms: now_ms,
-        logged_access_ms: now_ms,
-        steady_access_ms: 0,
+        logged_access_ms: steady_ms,
+        steady_access_ms: steady_ms,
     }))
 }

@@ -129,7 +129,7 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
         out.push(u8::from(expiry.inherited));
         put_u64(out, expiry.ttl_seconds.unwrap_or(u64::MAX));
         put_u64(out, expiry.expires_at_ms.unwrap_or(u64::MAX));
-        put_u64(out, expiry.last_access_ms);
+        put_u64(out, expiry.last_access_ms());
     }
     if let Some(fork) = &state.fork {
         put_u64(out, fork.source.0);
@@ -307,7 +307,6 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
             ttl_seconds: (ttl != u64::MAX).then_some(ttl),
             expires_at_ms: (at != u64::MAX).then_some(at),
             inherited,
-            last_access_ms: access,
             logged_access_ms: access,
             steady_access_ms: 0,
         }));

@@ -59,8 +59,7 @@ pub struct Expiry {
     pub expires_at_ms: Option<u64>,
     /// Taken over from the fork's source, not asked for: a repeated PUT without it is the same configuration.
     pub inherited: bool,
-    pub last_access_ms: u64,
-    /// Last access that the log knows of.
+    /// Last access that the log knows of, by the steady clock of the process that it was in.
     pub logged_access_ms: u64,
     /// The last access in this process, by a clock that nobody can set; 0 = there was none.
     pub steady_access_ms: u64,
@@ -68,17 +67,28 @@ pub struct Expiry {
 
 impl Expiry {
     /// A moment of the calendar is one of the wall clock. A sliding TTL is a duration: while the process runs
-    /// it is measured by the steady clock, which agreed with the wall clock when the process began. Renewals are logged
-    /// only now and then, so who knows of none himself adds what may not have been logged.
+    /// it is measured by the steady clock, which agreed with the wall clock when the process began, and what is kept
+    /// of it is a time of that clock. Renewals are logged only now and then, so who knows of none himself adds what
+    /// may not have been logged.
     pub fn expired(&self, now_ms: u64, steady_ms: u64) -> bool {
         let accessed_ms = match self.steady_access_ms {
-            0 => self.last_access_ms.saturating_add(self.touch_interval_ms()),
+            0 => self
+                .logged_access_ms
+                .saturating_add(self.touch_interval_ms()),
             steady => steady,
         };
         let idle = self
             .ttl_seconds
             .is_some_and(|ttl| steady_ms >= accessed_ms.saturating_add(ttl.saturating_mul(1000)));
         idle || self.expires_at_ms.is_some_and(|at| now_ms >= at)
+    }
+
+    /// What a restart shall know.
+    pub fn last_access_ms(&self) -> u64 {
+        match self.steady_access_ms {
+            0 => self.logged_access_ms,
+            steady => steady,
+        }
     }
 
     /// How often a renewal is worth a frame.
@@ -365,21 +375,15 @@ impl StreamState {
                 .is_some_and(|expiry| expiry.expired(now_ms, steady_ms))
     }
 
-    /// A sliding TTL begins again, by the clock that nobody can set.
-    pub fn note_access(&mut self, steady_ms: u64) {
-        if let Some(expiry) = &mut self.logged.expiry {
-            expiry.steady_access_ms = steady_ms;
-        }
-    }
-
-    /// Renews a sliding TTL. Returns whether the renewal is due for a frame of its own.
-    pub fn renew(&mut self, now_ms: u64) -> bool {
+    /// A sliding TTL begins again, by the clock that nobody can set; for most streams nobody need look at it. Returns when
+    /// it was, if that is due for a frame.
+    pub fn renew(&mut self, steady_ms: impl FnOnce() -> u64) -> Option<u64> {
         let expiry = self.logged.expiry.as_mut();
-        let Some(expiry) = expiry.filter(|expiry| expiry.ttl_seconds.is_some()) else {
-            return false;
-        };
-        expiry.last_access_ms = expiry.last_access_ms.max(now_ms);
-        now_ms.saturating_sub(expiry.logged_access_ms) >= expiry.touch_interval_ms()
+        let expiry = expiry.filter(|expiry| expiry.ttl_seconds.is_some())?;
+        let now_ms = steady_ms();
+        expiry.steady_access_ms = now_ms;
+        let unlogged_ms = now_ms.abs_diff(expiry.logged_access_ms);
+        (unlogged_ms >= expiry.touch_interval_ms()).then_some(now_ms)
     }
 
     /// Behind a commit even a weak stream shows nothing before that is synced.
@@ -443,7 +447,7 @@ mod tests {
     fn ttl_arithmetic_does_not_overflow() {
         let expiry = Expiry {
             ttl_seconds: Some(u64::MAX),
-            last_access_ms: u64::MAX - 1,
+            logged_access_ms: u64::MAX - 1,
             ..Expiry::default()
         };
         assert!(!expiry.expired(u64::MAX - 1, u64::MAX - 1));

@@ -88,8 +88,8 @@ impl Sim {
         let Ok(base) = prediction else {
             return Err(format!("created, should be refused with {prediction:?}"));
         };
-        let piece = joined(base.prefix.as_ref().into_iter().chain(&piece));
-        self.created(op, &created, json, base, piece)?;
+        let first = base.prefix.clone().into_iter().chain(piece).collect();
+        self.created(op, &created, json, base, first)?;
         self.requests
             .insert(created.stream.id.0, (op.clone(), request_fork));
         self.acknowledge_at(path, created.gate, created.offset)?;
@@ -106,7 +106,7 @@ impl Sim {
         created: &Created,
         json: bool,
         base: Base,
-        first: Option<Piece>,
+        first: Vec<Piece>,
     ) -> Result<(), String> {
         let Op::Create {
             path,
@@ -121,11 +121,11 @@ impl Sim {
         let sequence = self.engine().shard.staged();
         let gate = Gate::synced(sequence);
         let (id, epoch) = (created.stream.id.0, created.offset.epoch);
-        if (base.source.is_none() || first.is_some()) && epoch != id {
+        if (base.source.is_none() || !first.is_empty()) && epoch != id {
             return Err(format!("a new stream's first bytes are in epoch {epoch}"));
         }
         let mut pieces = base.pieces;
-        pieces.extend(first.map(|piece| Piece {
+        pieces.extend(first.into_iter().map(|piece| Piece {
             gate,
             volatile: *class == Class::Ephemeral,
             ..piece
@@ -360,12 +360,4 @@ fn first_units(piece: &Piece, json: bool, count: u64) -> Option<Piece> {
     });
     let (end, _) = ends.nth(count as usize - 1)?;
     Some(Piece::new(&piece.bytes[..=end], count))
-}
-
-/// Several contents of one create are one append.
-fn joined<'p>(pieces: impl Iterator<Item = &'p Piece>) -> Option<Piece> {
-    let pieces: Vec<&Piece> = pieces.collect();
-    let parts: Vec<&[u8]> = pieces.iter().map(|piece| &*piece.bytes).collect();
-    let records = pieces.iter().map(|piece| piece.records).sum();
-    (!pieces.is_empty()).then(|| Piece::new(&parts.concat(), records))
 }

@@ -106,7 +106,7 @@ impl Sim {
         let live = self.world.standing(path, self.sleeps) == Standing::Live;
         if let (true, Ok(Some(stream))) = (live, engine.find(path)) {
             let mut state = stream.lock();
-            engine.renew_for_read(&stream, &mut state, engine.now_ms());
+            engine.renew(&stream, &mut state);
         }
         self.check_live().map(|()| String::new())
     }

@@ -232,12 +232,11 @@ impl ShareModel {
 }
 
 fn put(engine: &Engine, id: &str, checksum: u32, rows: &[Row]) -> Result<Staged, Undone> {
-    let mut builder = StageBuilder::new(engine);
-    let mut bytes = 0;
+    let bytes = rows.iter().map(|(_, value)| value.len() as u64).sum();
+    let mut builder = StageBuilder::new(engine, rows.len() as u64, bytes)?;
     for (path, value) in rows {
         let target = builder.target(path)?;
         builder.push(target, value)?;
-        bytes += value.len() as u64;
     }
     builder.finish(id, checksum, bytes)
 }

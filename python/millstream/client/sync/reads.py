@@ -52,8 +52,9 @@ class PipelineReads:
         pattern: str | None = None,
         cursor: str | None = None,
         wait_ms: int = 0,
+        after: str | None = None,
     ) -> Tails:
-        """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it."""
+        """Where streams end; with `cursor` only what changed, waiting up to `wait_ms` for it; with `after` a page of a pattern."""
         operations = self._client._operations
         steps = tails_steps(
             operations,
@@ -62,6 +63,7 @@ class PipelineReads:
             pattern=pattern,
             cursor=cursor,
             wait_ms=wait_ms,
+            after=after,
         )
         return self._run(steps)
 

@@ -186,4 +186,7 @@ def decode(row: Mapping[str, Any]) -> Event:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+    """Lists, and lists of lists: no event has more."""
+    if not isinstance(value, list):
+        return value
+    return tuple([tuple(item) if isinstance(item, list) else item for item in value])

@@ -1,7 +1,8 @@
 """The change feed: one thread that asks the engine which streams changed and hands that to the loop.
 
 Sits between the engine and `manager`. The thread waits in the engine with the interpreter lock released; the
-engine coalesces, so its work grows with the number of changed streams, never with the number of appends.
+engine coalesces, so its work grows with the number of changed streams, never with the number of appends. It also
+says which patterns match a stream, here, so that the loop never compares.
 Invariants: a batch is handed over only after the one before was dealt with (the engine's bounded set is
 the queue); after an overflow, a failure or a start everything watched is listed again; a round that
 began after a moment has seen every change acknowledged before that moment.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from millstream._engine import EngineError
 from millstream.control.limits import FEED_BATCH_MAX, FEED_IDLE_TAKE_MS, FEED_PACE_S, FEED_TAKE_MS
+from millstream.control.subscriptions.machine import Change
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Change = tuple[str, str | None]
 T = TypeVar("T")
 
 
@@ -104,12 +105,12 @@ class Feed:
             self._rescan_wanted.clear()
             self._rescan()
         else:
-            paths, overflow = self._engine.take_dirty(
+            dirty, overflow = self._engine.take_dirty(
                 FEED_TAKE_MS if self.watching else FEED_IDLE_TAKE_MS
             )
-            changed = bool(paths)
-            for batch in _batches(paths):
-                self._hand_over([(path, self._engine.tail(path)) for path in batch])
+            changed = bool(dirty)
+            for batch in _batches(dirty):
+                self._hand_over([(path, self._engine.tail(path), globs) for path, globs in batch])
             if overflow:
                 log.warning("change feed: too many streams changed at once; listing them all")
                 self._rescan()
@@ -124,12 +125,17 @@ class Feed:
         for prefix in scope.prefixes:
             after = ""
             while page := self._engine.list(prefix, after, FEED_BATCH_MAX):
-                for entry in page:
+                paths = [entry["path"] for entry in page]
+                changes: list[Change] = []
+                for entry, globs in zip(page, self._engine.globs_of(paths), strict=True):
                     missing.pop(entry["path"], None)
-                self._hand_over([(entry["path"], entry["tail"]) for entry in page])
-                after = page[-1]["path"]
+                    if globs is not None:
+                        changes.append((entry["path"], entry["tail"], globs))
+                self._hand_over(changes)
+                after = paths[-1]
         for batch in _batches(list(missing)):
-            self._hand_over([(path, self._engine.tail(path)) for path in batch])
+            found = zip(batch, self._engine.globs_of(batch), strict=True)
+            self._hand_over([(path, self._engine.tail(path), globs or []) for path, globs in found])
 
     async def _ask_scope(self) -> Scope:
         return self._scope()
@@ -178,6 +184,6 @@ class Feed:
         raise _Stopped
 
 
-def _batches(paths: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(paths), FEED_BATCH_MAX):
-        yield paths[start : start + FEED_BATCH_MAX]
+def _batches(items: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), FEED_BATCH_MAX):
+        yield items[start : start + FEED_BATCH_MAX]

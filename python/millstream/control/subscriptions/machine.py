@@ -12,23 +12,26 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from millstream._engine import matching
 from millstream.control.limits import (
     RETRY_FIRST_MS,
     RETRY_JITTER,
     RETRY_MAX_MS,
+    SUBSCRIPTION_LINK_BYTES_MAX,
     SUBSCRIPTION_LINKS_MAX,
     SUBSCRIPTIONS_MAX,
     WAKE_STREAMS_MAX,
 )
 from millstream.control.subscriptions import events as e
-from millstream.control.subscriptions import globs
 from millstream.control.subscriptions.model import Config, Refused, StreamView, Subscription, Wake
 from millstream.control.subscriptions.offsets import BEFORE_FIRST, ZERO, is_empty, is_minted
-from millstream.control.subscriptions.state import State, linked
+from millstream.control.subscriptions.state import State, linked, named_bytes, stream_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+# A stream, its tail (None: it is gone), and the patterns that match it.
+Change = tuple[str, str | None, "Sequence[str]"]
 
 RESERVED_PREFIX: Final = "__ds/"
 
@@ -94,10 +97,6 @@ class Machine:
             raise Refused(404, "SUBSCRIPTION_NOT_FOUND", f"there is no subscription {id!r}")
         return subscription
 
-    def watched(self) -> list[str]:
-        """Globs that cover every stream that matters: what the engine has to report on."""
-        return [*self.state.globs.patterns(), *self.state.explicit]
-
     def views(self, subscription: Subscription) -> list[StreamView]:
         """The streams a wake is about, then (while few) the ones with nothing new.
 
@@ -153,11 +152,10 @@ class Machine:
             path: (path, tails.get(path, ZERO), True) for path in config.streams
         }
         if config.pattern is not None:
-            matches = globs.matcher(config.pattern)
-            for path, tail in tails.items():
-                if path not in rows and path != config.wake_stream and matches(path):
-                    rows[path] = (path, tail, False)
-        self._check_room(len(rows))
+            for path in matching(config.pattern, list(tails)):
+                if path not in rows and path != config.wake_stream:
+                    rows[path] = (path, tails[path], False)
+        self._check_room(rows.values())
         outcome.created = True
         self._emit(outcome, e.Created(id, uid, asdict(config), base_url, now_ms))
         self._link(outcome, id, rows.values(), tails)
@@ -181,7 +179,7 @@ class Machine:
             for path in paths
             if path not in subscription.explicit
         }
-        self._check_room(len(rows))
+        self._check_room(rows.values())
         self._link(outcome, id, rows.values(), tails)
         return outcome
 
@@ -200,30 +198,31 @@ class Machine:
 
     # The engine's side: streams change.
 
-    def observe(self, changes: Iterable[tuple[str, str | None]]) -> Outcome:
-        """Streams that were created, appended to, closed or deleted, with their tail (None: gone)."""
+    def observe(self, changes: Iterable[Change]) -> Outcome:
+        """Streams that were created, appended to, closed or deleted."""
         outcome = Outcome()
         touched: dict[str, None] = {}
-        for path, tail in changes:
+        for path, tail, patterns in changes:
             if path.startswith(RESERVED_PREFIX):  # our own history must never wake anybody
                 continue
             if tail is None:
                 self._forget_stream(outcome, path)
                 continue
             if not is_empty(tail):
-                self._link_newcomer(outcome, path)
+                self._link_newcomer(outcome, path, patterns)
             self.state.note_tail(path, tail)
             touched.update(dict.fromkeys(self.state.owners_of(path)))
         for id in touched:  # noqa: A001
             self._wake_if_idle(outcome, self.state.subscriptions[id])
         return outcome
 
-    def _link_newcomer(self, outcome: Outcome, path: str) -> None:
+    def _link_newcomer(self, outcome: Outcome, path: str, patterns: Iterable[str]) -> None:
         """A stream not linked at creation did not exist then: all of it is new to the subscription.
 
         That holds above the bound of links, too: it is for those who ask, and a wake is promised.
         """
-        for id in sorted(self.state.globs.find(path) - self.state.owners_of(path)):  # noqa: A001
+        wanting = {id for pattern in patterns for id in self.state.patterns.get(pattern, ())}  # noqa: A001
+        for id in sorted(wanting - self.state.owners_of(path)):  # noqa: A001
             if path != self.state.subscriptions[id].config.wake_stream:
                 self._emit(outcome, e.Linked(id, ((path, BEFORE_FIRST, False),)))
 
@@ -404,14 +403,25 @@ class Machine:
                 if path in tails:
                     self.state.note_tail(path, tails[path])
 
-    def _check_room(self, links: int) -> None:
-        if self.state.links + links > SUBSCRIPTION_LINKS_MAX:
+    def _check_room(self, rows: Collection[e.LinkRow]) -> None:
+        state = self.state
+        if state.links + len(rows) > SUBSCRIPTION_LINKS_MAX:
             raise Refused(
                 429,
                 "TOO_MANY_LINKS",
                 f"subscriptions may follow at most {SUBSCRIPTION_LINKS_MAX} streams, all"
-                f" subscriptions counted together; {self.state.links} are followed now,"
-                f" and this request adds {links}",
+                f" subscriptions counted together; {state.links} are followed now,"
+                f" and this request adds {len(rows)}",
+            )
+        size = sum(stream_bytes(path) for path, _, _ in rows if path not in state.streams)
+        size += sum(named_bytes(path) for path, _, explicit in rows if explicit)
+        if state.link_bytes + size > SUBSCRIPTION_LINK_BYTES_MAX:
+            raise Refused(
+                429,
+                "TOO_MANY_LINKS",
+                f"what subscriptions follow may take at most {SUBSCRIPTION_LINK_BYTES_MAX} bytes of"
+                f" memory, all subscriptions counted together; {state.link_bytes} are taken now,"
+                f" and this request adds {size}",
             )
 
     def _wants(self, subscription: Subscription, path: str) -> bool:
@@ -419,7 +429,7 @@ class Machine:
         return (
             config.pattern is not None
             and path != config.wake_stream
-            and globs.matcher(config.pattern)(path)
+            and bool(matching(config.pattern, [path]))
         )
 
     def _pending_tails(self, subscription: Subscription) -> dict[str, str]:

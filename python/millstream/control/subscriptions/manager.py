@@ -16,17 +16,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from millstream._engine import EngineError
+from millstream._engine import EngineError, matching
 from millstream.control.lanes import Lane
 from millstream.control.limits import LARGE_VIEWS_MAX, MEMBERSHIP_CALLS_MAX
 from millstream.control.subscriptions import address, globs
 from millstream.control.subscriptions.address import AddressRefused
 from millstream.control.subscriptions.alarms import Alarms
 from millstream.control.subscriptions.delivery import DeliveryFailed
-from millstream.control.subscriptions.feed import Change, Feed, Scope
+from millstream.control.subscriptions.feed import Feed, Scope
 from millstream.control.subscriptions.journal import Journal, JournalDamaged
 from millstream.control.subscriptions.machine import (
     Alarm,
+    Change,
     Effect,
     Machine,
     Outcome,
@@ -42,6 +43,7 @@ from millstream.control.subscriptions.model import (
     Wake,
 )
 from millstream.control.subscriptions.sender import Sender
+from millstream.control.subscriptions.watching import Watching
 from millstream.control.subscriptions.writer import WriteFailed, Writer
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class SubscriptionManager:
         self._stopping = asyncio.Event()
         self._membership = asyncio.Lock()
         self._relayed: list[Change] | None = None  # changes seen while a membership change is made
-        self._watched: set[str] = set()
+        self._watching = Watching(engine, self._in_pool)
         self._measured: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,7 +101,7 @@ class SubscriptionManager:
         await self._replay()
         self._spawn(self._writer.run())
         self._spawn(self._alarms.run())
-        await self._watch()
+        await self._follow()
         self._feed.start()
 
     async def stop(self) -> None:
@@ -120,6 +122,10 @@ class SubscriptionManager:
         machine = _new_machine()
         for event in events:
             machine.state.apply(event)
+        # What a failed write was about may be watched and is not followed.
+        before, now = self._machine.state, machine.state
+        now.touched_names.update(before.streams, before.touched_names)
+        now.touched_patterns.update(before.patterns, before.touched_patterns)
         self._machine = machine
         self._measure()
         self._available = True
@@ -136,6 +142,7 @@ class SubscriptionManager:
                     return
             try:
                 await self._replay()
+                await self._follow()
             except (EngineError, JournalDamaged, ValueError) as again:
                 error = again
                 continue
@@ -152,7 +159,8 @@ class SubscriptionManager:
             if id not in machine.state.subscriptions:
                 self._check_webhook(config)
                 await self._check_wake_stream(config)
-                await self._watch(*config.streams, *([config.pattern] if config.pattern else ()))
+                self._feed.watching = True
+                await self._watching.begin(config.streams, config.pattern)
                 tails = await self._in_pool(lambda: self._collect_tails(config))
             outcome = await self._decide(
                 lambda m: m.create(id, secrets.token_hex(8), config, base_url, tails, now_ms())
@@ -173,7 +181,7 @@ class SubscriptionManager:
     async def add_streams(self, id: str, paths: list[str]) -> None:  # noqa: A002
         async with self._membership_change():
             self._ready().get(id)
-            await self._watch(*paths)
+            await self._watching.begin(paths)
             tails = await self._in_pool(lambda: self._tails(paths))
             await self._decide(
                 lambda machine: machine.add_streams(
@@ -247,7 +255,11 @@ class SubscriptionManager:
     def _measure(self) -> None:
         """Says among the metrics how much is kept."""
         state = self._machine.state
-        kept = {"subscription_links": state.links, "subscription_offsets": state.offsets}
+        kept = {
+            "subscription_links": state.links,
+            "subscription_link_bytes": state.link_bytes,
+            "subscription_offsets": state.offsets,
+        }
         for name, number in kept.items():
             if change := number - self._measured.get(name, 0):
                 self._engine.count(name, change)
@@ -312,7 +324,7 @@ class SubscriptionManager:
 
     def _scope(self) -> Scope:
         state = self._machine.state
-        prefixes = {globs.literal_prefix(pattern) for pattern in state.globs.patterns()}
+        prefixes = {globs.literal_prefix(pattern) for pattern in state.patterns}
         return Scope(globs.cover(prefixes), list(state.streams))
 
     @contextlib.asynccontextmanager
@@ -328,14 +340,13 @@ class SubscriptionManager:
                     changes, self._relayed = self._relayed, None
                     if changes:
                         await self._observe(changes)
-                    await self._watch()
+                    self._watching.end(self._machine.state)
+                    await self._follow()
 
-    async def _watch(self, *more: str) -> None:
-        wanted = {*self._machine.watched(), *more}
-        if wanted != self._watched:
-            await self._in_pool(lambda: self._engine.watch(sorted(wanted)))
-            self._watched = wanted
-            self._feed.watching = bool(wanted)
+    async def _follow(self) -> None:
+        state = self._machine.state
+        await self._watching.follow(state)
+        self._feed.watching = bool(state.subscriptions)
 
     def _check_webhook(self, config: Config) -> None:
         if config.webhook_url is not None:
@@ -358,10 +369,10 @@ class SubscriptionManager:
         found = {p: tail for p, tail in self._tails(config.streams).items() if tail is not None}
         if config.pattern is None:
             return found
-        prefix, matches = globs.literal_prefix(config.pattern), globs.matcher(config.pattern)
-        after = ""
+        prefix, after = globs.literal_prefix(config.pattern), ""
         while page := self._engine.list(prefix, after, 1000):
-            found.update((row["path"], row["tail"]) for row in page if matches(row["path"]))
+            tails = {row["path"]: row["tail"] for row in page}
+            found.update((path, tails[path]) for path in matching(config.pattern, list(tails)))
             after = page[-1]["path"]
         return found
 

@@ -8,7 +8,8 @@ What is linked is kept once per stream, not once per stream and subscription: st
 group that names them, and an owner that has acknowledged as much as the others, normally everything, has no offset
 of its own. So ten thousand subscriptions to a hundred thousand quiet streams cost what one of them does.
 Invariants: `streams` has exactly the linked paths, and each path's group names exactly the subscriptions that link it;
-a known tail is the stream's base; a subscription has an offset of its own exactly where it differs from the base.
+a known tail is the stream's base; a subscription has an offset of its own exactly where it differs from the base; every
+name and pattern that began or ceased to be followed is among the touched ones until somebody takes them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from millstream.control.limits import JOURNAL_LINKS_PER_EVENT
+from millstream.control.limits import (
+    FOLLOWED_STREAM_BYTES,
+    JOURNAL_LINKS_PER_EVENT,
+    NAMED_LINK_BYTES,
+)
 from millstream.control.subscriptions import events as e
-from millstream.control.subscriptions.globs import GlobIndex
 from millstream.control.subscriptions.model import Config, Link, Subscription, Wake
 from millstream.control.subscriptions.offsets import is_pending
 
@@ -47,16 +51,19 @@ class Known:
     base: str
     tail: str | None = None
     apart: int = 0  # how many owners have an offset of their own
+    named: int = 0  # how many owners link it by name
 
 
 class State:
     def __init__(self) -> None:
         self.subscriptions: dict[str, Subscription] = {}
-        self.globs = GlobIndex()
+        self.patterns: dict[str, dict[str, None]] = {}  # with their subscriptions
         self.streams: dict[str, Known] = {}
-        self.explicit: dict[str, int] = {}  # path -> how many subscriptions link it explicitly
         self.links = 0  # of all subscriptions together
+        self.link_bytes = 0  # what they take, all but the offsets
         self.offsets = 0  # those of them that take memory of their own
+        self.touched_names: set[str] = set()
+        self.touched_patterns: set[str] = set()
         self._groups: dict[int, Group] = {}
         self._tokens: dict[str, int] = {}
 
@@ -79,9 +86,7 @@ class State:
                 for path in paths:
                     self._unlink(subscription, path)
             case e.Relabelled(path=path):
-                if path in subscription.explicit:
-                    subscription.explicit.remove(path)
-                    self._count_explicit(path, -1)
+                self._unname(subscription, self.streams[path])
             case e.Acked(acks=acks):
                 for path, offset in acks:
                     self._keep(subscription, self.streams[path], offset)
@@ -112,6 +117,11 @@ class State:
     def tail_of(self, path: str) -> str | None:
         known = self.streams.get(path)
         return known.tail if known is not None else None
+
+    def is_named(self, path: str) -> bool:
+        """Whether a subscription follows the stream by its name."""
+        known = self.streams.get(path)
+        return known is not None and known.named > 0
 
     def owners_of(self, path: str) -> AbstractSet[str]:
         known = self.streams.get(path)
@@ -157,35 +167,52 @@ class State:
         # Random, so that no choice of ids makes two sets of them look the same.
         self._tokens[event.id] = secrets.randbits(128)
         if config.pattern is not None:
-            self.globs.add(config.pattern, event.id)
+            self.patterns.setdefault(config.pattern, {})[event.id] = None
+            self.touched_patterns.add(config.pattern)
 
     def _delete(self, subscription: Subscription) -> None:
         for link in list(self.links_of(subscription)):
             self._unlink(subscription, link.path)
-        if subscription.config.pattern is not None:
-            self.globs.remove(subscription.config.pattern, subscription.id)
+        pattern = subscription.config.pattern
+        if pattern is not None:
+            del self.patterns[pattern][subscription.id]
+            if not self.patterns[pattern]:
+                del self.patterns[pattern]
+                self.touched_patterns.add(pattern)
         del self.subscriptions[subscription.id]
         del self._tokens[subscription.id]
 
     def _link(self, subscription: Subscription, path: str, acked: str, explicit: bool) -> None:
         known = self.streams.get(path)
+        if known is None:  # the only owner, without an offset of its own
+            known = self.streams[path] = Known(path, self._group_of(subscription.id), acked)
+            known.group.paths[path] = None
+            self.link_bytes += stream_bytes(path)
+            subscription.linked += 1
+            self.links += 1
+        elif subscription.id not in known.group.owners:
+            subscription.linked += 1
+            self.links += 1
+            self._move(known, subscription.id)
+            self._keep(subscription, known, acked)
         if explicit and path not in subscription.explicit:
-            subscription.explicit.add(path)
-            self._count_explicit(path, 1)
-        if known is not None and subscription.id in known.group.owners:
-            return
-        subscription.linked += 1
-        self.links += 1
-        if known is None:
-            known = self.streams[path] = Known(path, Group(0, set(), {path: None}), acked)
-        self._move(known, subscription.id)
-        self._keep(subscription, known, acked)
+            subscription.explicit.add(known.path)
+            known.named += 1
+            self.link_bytes += named_bytes(path)
+            if known.named == 1:
+                self.touched_names.add(known.path)
+
+    def _group_of(self, id: str) -> Group:  # noqa: A002
+        """The group of the streams that nobody else follows."""
+        key = self._tokens[id]
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key, {id}, {})
+        return group
 
     def _unlink(self, subscription: Subscription, path: str) -> None:
         known = self.streams[path]
-        if path in subscription.explicit:
-            subscription.explicit.remove(path)
-            self._count_explicit(path, -1)
+        self._unname(subscription, known)
         self._keep(subscription, known, known.base)
         subscription.pending.pop(path, None)
         subscription.linked -= 1
@@ -194,6 +221,7 @@ class State:
         if not known.group.owners:
             del self._groups[known.group.key]
             del self.streams[path]
+            self.link_bytes -= stream_bytes(path)
 
     def _keep(self, subscription: Subscription, known: Known, acked: str) -> None:
         """Keeps an acknowledged offset, and whether something is pending behind it."""
@@ -226,12 +254,29 @@ class State:
         target.paths[known.path] = None
         known.group = target
 
-    def _count_explicit(self, path: str, change: int) -> None:
-        count = self.explicit.get(path, 0) + change
-        if count:
-            self.explicit[path] = count
-        else:
-            del self.explicit[path]
+    def _unname(self, subscription: Subscription, known: Known) -> None:
+        if known.path not in subscription.explicit:
+            return
+        subscription.explicit.remove(known.path)
+        known.named -= 1
+        self.link_bytes -= named_bytes(known.path)
+        if not known.named:
+            self.touched_names.add(known.path)
+
+
+def stream_bytes(path: str) -> int:
+    """What following a stream takes, by whoever."""
+    return FOLLOWED_STREAM_BYTES + _text_bytes(path)
+
+
+def named_bytes(path: str) -> int:
+    """What a link takes on top of that because it names its stream."""
+    return NAMED_LINK_BYTES + _text_bytes(path)
+
+
+def _text_bytes(text: str) -> int:
+    """What a text takes at most: beyond ASCII up to four bytes a character, and its UTF-8 beside it."""
+    return len(text) if text.isascii() else 4 * len(text) + len(text.encode())
 
 
 def linked(id: str, rows: Iterable[e.LinkRow]) -> Iterator[e.Linked]:  # noqa: A002

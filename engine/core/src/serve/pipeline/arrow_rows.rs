@@ -113,6 +113,13 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// How many rows all batches have together, by what they say of themselves.
+    pub fn count_rows(&self) -> Result<u64, Malformed> {
+        let mut ahead = Reader { ..*self };
+        while ahead.next_rows()?.is_some() {}
+        Ok(ahead.rows)
+    }
+
     /// The next batch; `None` at the end.
     pub fn next_rows(&mut self) -> Result<Option<Rows<'a>>, Malformed> {
         let Some((message, body)) = next_message(&mut self.rest)? else {

@@ -170,8 +170,12 @@ impl Walk<'_> {
     ) -> Result<Stretch, Refusal> {
         let mut ends = std::mem::take(&mut self.ends);
         ends.clear();
-        message_ends_into(append, &mut ends);
-        if !course.json || ends.len() as u64 != entry.records - course.base {
+        if course.json {
+            message_ends_into(append, &mut ends);
+        } else {
+            self.joined_ends(course, begins.position, append.len(), &mut ends)?;
+        }
+        if ends.len() as u64 != entry.records - course.base {
             return Err(Refusal::with(
                 ErrorCode::Internal,
                 format!("The append at {begins} cannot be split into records."),
@@ -180,17 +184,18 @@ impl Walk<'_> {
         let mut outcome = Stretch::Done;
         let upto = (upto - course.base) as usize;
         let mut from = (course.record - course.base) as usize;
+        let comma = usize::from(course.json);
         while from < upto {
             self.close_full_batch(course, begins.epoch, run);
             let mut taken = 0;
             for message in from..upto.min(from + self.encoder.room()) {
                 let start = message.checked_sub(1).map_or(0, |before| ends[before]) as usize;
-                let value = &append[start..ends[message] as usize - 1];
+                let value = &append[start..ends[message] as usize - comma];
                 if self.is_over(course, value.len(), *run + taken) {
                     outcome = Stretch::Full;
                     break;
                 }
-                self.row(true, value);
+                self.row(course.json, value);
                 taken += 1;
             }
             self.encoder
@@ -205,6 +210,26 @@ impl Walk<'_> {
         }
         self.ends = ends;
         Ok(outcome)
+    }
+
+    /// Where the two appends end that a byte stream's fork began with in older directories, under one entry: what its
+    /// sub-offset took along, and its body.
+    fn joined_ends(
+        &self,
+        course: &Course,
+        position: u64,
+        len: usize,
+        ends: &mut Vec<u32>,
+    ) -> Result<(), Refusal> {
+        let owner = self.engine.owner_of(&course.stream, position);
+        let (owner, _) = owner.map_err(|error| self.engine.read_failed(&course.stream, error))?;
+        let state = owner.lock();
+        let forked = state.fork.as_ref().filter(|_| state.start == position);
+        let cut = forked.map_or(0, |fork| fork.sub_offset);
+        if (1..len as u64).contains(&cut) {
+            ends.extend([cut as u32, len as u32]);
+        }
+        Ok(())
     }
 
     /// Whether a row with this many bytes is one too many, behind `pending` rows whose names are not encoded yet. The

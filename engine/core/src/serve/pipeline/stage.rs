@@ -39,7 +39,8 @@ pub fn put(engine: &Arc<Engine>, id: &str, request: &Request) -> Result<Answer, 
     }
     let stream = stream_of(request.query.as_deref())?;
     let mut reader = Reader::begin(&request.body, stream.is_none()).map_err(refuse)?;
-    let mut builder = StageBuilder::new(engine);
+    let rows = reader.count_rows().map_err(refuse)?;
+    let mut builder = StageBuilder::new(engine, rows, body_bytes)?;
     let named = match &stream {
         Some(name) => Some(builder.target(name)?),
         None => None,

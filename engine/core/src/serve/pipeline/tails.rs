@@ -27,6 +27,8 @@ pub struct Question {
     pub(super) which: Which,
     /// Stamp of the earlier answer; `None`: everything is wanted.
     pub(super) since: Option<u64>,
+    /// Streams of a pattern are wanted page by page: those behind this name.
+    after: Option<Box<str>>,
     pub wait_ms: u64,
     /// What it takes beside a pattern, which counts by itself.
     _held: Held,
@@ -68,6 +70,8 @@ struct Asked<'a> {
     pattern: Option<Cow<'a, str>>,
     #[serde(borrow)]
     cursor: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    after: Option<Cow<'a, str>>,
     #[serde(default)]
     wait_ms: u64,
 }
@@ -122,6 +126,10 @@ impl Question {
             (None, Some(pattern)) => Which::Matching(patterns.get(&pattern, hold)?),
             _ => return Err(bad("Give exactly one of streams and pattern.")),
         };
+        let has_pattern = matches!(which, Which::Matching(_));
+        if asked.after.is_some() && (asked.cursor.is_some() || !has_pattern) {
+            return Err(bad("after is for a pattern without a cursor."));
+        }
         if asked.wait_ms > TAILS_WAIT_MAX_MS {
             return Err(bad(format!("wait_ms is at most {TAILS_WAIT_MAX_MS}.")));
         }
@@ -132,9 +140,12 @@ impl Question {
             Which::Named(named) => named.iter().map(Named::memory_len).sum(),
             Which::Matching(_) => 0,
         };
+        let after: Option<Box<str>> = asked.after.map(Into::into);
+        let named = named + after.as_ref().map_or(0, |after| after.len());
         Ok(Question {
             which,
             since,
+            after,
             wait_ms: asked.wait_ms,
             _held: hold(size_of::<Question>() + named),
         })
@@ -197,6 +208,8 @@ pub struct Evaluated {
     /// How streams ended that are missing, or were meant and are replaced.
     removed: Vec<Ending>,
     streams: Vec<(Tail, Places)>,
+    /// There are more behind this name.
+    next: Option<Box<str>>,
 }
 
 type Places = Option<Vec<Result<Found, Refusal>>>;
@@ -209,6 +222,7 @@ impl Evaluated {
             missing: Vec::new(),
             removed: Vec::new(),
             streams: Vec::new(),
+            next: None,
         }
     }
 
@@ -264,9 +278,12 @@ pub fn evaluate(
         Which::Named(named) => all_named(engine, named, &mut evaluated)?,
         Which::Matching(pattern) => {
             let matcher = pattern.matcher(turn)?;
-            let mut tails = engine.all_tails(matcher.prefix(), &|name| matcher.matches(name))?;
-            tails.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-            evaluated.streams = tails.into_iter().map(|tail| (tail, None)).collect();
+            let (prefix, after) = (matcher.prefix(), question.after.as_deref());
+            let mut page = engine.all_tails(prefix, after, &|name| matcher.matches(name))?;
+            page.tails
+                .sort_unstable_by(|one, other| one.name.cmp(&other.name));
+            evaluated.streams = page.tails.into_iter().map(|tail| (tail, None)).collect();
+            evaluated.next = page.next;
         }
     }
     Ok(evaluated)
@@ -373,6 +390,8 @@ struct Told<'a> {
     missing: &'a [Box<str>],
     removed: Vec<ToldEnding<'a>>,
     streams: Vec<ToldStream<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -517,6 +536,7 @@ pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> 
         missing: &evaluated.missing,
         removed: evaluated.removed.iter().map(ToldEnding::from).collect(),
         streams: streams.collect(),
+        next: evaluated.next.as_deref(),
     };
     let body = super::to_json(&told).map_err(Undone::refused)?;
     Ok(Answer::json(200, body))

@@ -179,11 +179,8 @@ impl<'a> Walk<'a> {
             .engine
             .find(&range.stream)?
             .ok_or_else(Engine::missing)?;
-        let now_ms = self.engine.now_ms();
         self.engine
-            .when_settled(&stream, |state| {
-                self.engine.renew_for_read(&stream, state, now_ms)
-            })?
+            .when_settled(&stream, |state| self.engine.renew(&stream, state))?
             .ok_or_else(Engine::missing)?;
         match range.incarnation {
             Some(wanted) if wanted != stream.id => Err(Undone::refused(Refusal::with(

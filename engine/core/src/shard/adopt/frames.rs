@@ -61,6 +61,7 @@ impl StreamFrames {
             sequence,
             time_ms: self.time_ms,
             epoch: self.epoch,
+            renews: false,
             what,
         }
     }
@@ -165,7 +166,6 @@ impl Engine {
         tag: &ProducerTag<'_>,
     ) {
         let Some(share) = entry.share else { return };
-        entry.state.note_access(self.steady_ms());
         let bytes = share.bytes.as_deref().unwrap_or(&[]);
         match &frames.kind {
             Kind::Adopted(_) => {
@@ -201,6 +201,7 @@ impl Engine {
             entry.state.hold_until_synced(newest);
         }
         entry.state.count_memory(&self.metrics);
+        self.renew(entry.stream, &mut entry.state);
     }
 }
 
