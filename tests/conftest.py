@@ -85,6 +85,16 @@ def is_full(config: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real object store with a bucket, started when it is first asked for."""
+    from support.object_store import ObjectStore  # it loads pyarrow
+
+    store = ObjectStore(tmp_path_factory.mktemp("objects"))
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
 def durability_report(request: pytest.FixtureRequest) -> Path | None:
     """Where the crash tests write their counts, if anywhere."""
     asked: Path | None = request.config.getoption("--durability-report")

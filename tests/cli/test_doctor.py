@@ -44,7 +44,8 @@ def test_all_is_well(server: Server) -> None:
     seen = run("--url", server.url, "--data-dir", str(server.data_dir))
     assert {finding["state"] for finding in seen.values()} == {"ok"}, seen
     assert set(seen) == {
-        *("python", "pyspark", "pyarrow", "protobuf", "java", "worker python"),
+        *("python", "pyspark", "pyarrow", "protobuf", "pandas", "java"),
+        "worker python",
         *("memory", "loopback", "host name", "settings", "data directory", "server"),
     }
     assert server.url in seen["server"]["message"]

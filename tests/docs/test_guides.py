@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ GUIDES = sorted(
     page for folder in ("guides", "jobs") for page in (ROOT / "docs" / folder).glob("*.md")
 )
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:[*/\d ]+ )?(?:ExecStart=)?(?:/\S*/)?millstream (\S.*)")
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+\.md)(#[^)]+)?\)")
 
 
@@ -52,16 +54,32 @@ def resolved(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, words
 
 
+def lines(guide: Path) -> Iterator[str]:
+    """Lines of a shell, of a crontab and of a unit, and texts of a program: where a command may stand."""
+    for language in ("sh", "ini"):
+        for text in blocks(guide, language):
+            yield from text.replace("\\\n", " ").splitlines()
+    for text in blocks(guide, "python"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
 def test_commands_and_their_options_exist(guide: Path) -> None:
-    for text in blocks(guide, "sh"):
-        for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] != ["millstream"]:
-                continue
-            command, rest = resolved(words[1:])
-            known = {name for parameter in command.params for name in parameter.opts}
-            unknown = {word for word in rest if word.startswith("--")} - known
-            assert not unknown, f"{line}: {unknown}"
+    for line in lines(guide):
+        called = COMMAND.search(line)
+        if called is None:
+            continue
+        command, rest = resolved(shlex.split(called[1], comments=True))
+        known = {name for parameter in command.params for name in parameter.opts}
+        unknown = {word for word in rest if word.startswith("--")} - known
+        assert not unknown, f"{line}: {unknown}"
+        assert not isinstance(command, click.Group), line
+
+
+def test_commands_of_schedulers_are_looked_at() -> None:
+    page = ROOT / "docs" / "guides" / "scheduling.md"
+    assert len([line for line in lines(page) if COMMAND.search(line)]) == 4
 
 
 def test_links_lead_somewhere(guide: Path) -> None:

@@ -12,10 +12,12 @@ from click.testing import CliRunner
 
 from millstream.cli.context import App
 from millstream.cli.main import cli
+from millstream.cli.pipeline import tell
 from millstream.control.subscriptions.globs import matcher
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs import JOBS, find
 from millstream.spark.jobs.__main__ import parser, request_of
+from millstream.spark.jobs.audit_report import AuditReport
 from millstream.spark.jobs.job import Request, Target, check_options, glob_pattern, selection
 
 SEGMENTS = ("a", "b", "a.b", "*", "**")
@@ -122,3 +124,33 @@ def test_what_is_missing_or_set_by_the_job_is_refused() -> None:
     asked = Request("u", ("s",), Target(stream="t"), {"end-offset": "1"}, {"ENDINGoffsets": "2"})
     with pytest.raises(InvalidArgument, match="sets the option `ENDINGoffsets` of the source"):
         check_options(replay, asked)
+
+
+def test_a_batch_job_has_no_trigger_and_says_so(tmp_path: Path) -> None:
+    for job, flags in (("audit", ["--every", "5s"]), ("compact", ["--max-rows", "5"])):
+        given = ["pipeline", "run", job, "--from", "s", "--to", str(tmp_path), *flags]
+        done = CliRunner().invoke(cli, given, obj=App())
+        assert isinstance(done.exception, InvalidArgument), done.output
+        assert f"job `{job}` is done once, at once: {flags[0]} means" in done.exception.message
+    land = ["pipeline", "run", "land", "--from", "s"]
+    assert "Missing option '--to'" in CliRunner().invoke(cli, land, obj=App()).output
+
+
+def test_a_table_is_its_own_target_on_a_cluster_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(type(find("compact")), "check", lambda *_: None)
+    found = submitted(monkeypatch, tmp_path, "compact", "--from", "/data/table", "--all")
+    assert (found.streams, found.target) == (("/data/table",), Target(path="/data/table"))
+    assert found.options == {"all": "yes"}
+
+
+def test_the_report_of_a_batch_job_is_the_output_and_the_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, torn = AuditReport("lake"), AuditReport("lake", files=["a\x1b.parquet"])
+    assert (tell(App(), whole), tell(App(), torn), tell(App(json=True), torn)) == (0, 1, 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert "whole" in lines
+    assert "file: `a\\x1b.parquet` is missing or cannot be read" in lines
+    assert json.loads(lines[-1])["files"] == torn.files

@@ -243,6 +243,46 @@ def test_a_planner_of_ten_thousand_streams_rests(server: Server) -> None:
 
 
 @pytest.mark.own_server
+def test_closed_streams_that_were_read_are_in_no_bound_and_never_read_again(server: Server) -> None:
+    """More than 20,000 streams match, most of them closed and read; what is not is read, and nothing else."""
+    asked = {"subscribePattern": ".*", "startingOffsets": "earliest"}
+    create_many(server, [f"old/{index:05d}" for index in range(15_000)], closed=True)
+    with HandQuery(server.url, **asked) as query:
+        assert len(query.batch()) == 15_000
+        read = query.start
+    create_many(server, [f"new/{index:05d}" for index in range(5_500)])
+    with HandQuery(server.url, start=read, **asked) as query:
+        rows = query.batch()
+        assert sorted(name for name, _, _ in rows) == [f"new/{index:05d}" for index in range(5_500)]
+        assert query.batch() == []
+        read = query.start
+    assert len(json.dumps(read)) / 20_500 < 110, "bytes of an entry"
+    with millstream.connect(server.url) as client:
+        # Another stream of the name is another stream; a closed one that goes is no loss.
+        for name in ("old/00003", "old/00004"):
+            client.stream(name).delete()
+        fill(client, "old/00003", 2)
+    asked["failOnDataLoss"] = "false"
+    with HandQuery(server.url, start=read, **asked) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        end = query.latest(ReadAllAvailable())
+        found = [(name, value) for name, _, value in query.between(read, end)]
+        assert sorted(found) == [("old/00003", 0), ("old/00003", 1)]
+        assert "old/00004" not in end["streams"]
+    with HandQuery(server.url, start=end, **asked) as query:
+        append_many(server, ["new/00001"])
+        until = time.monotonic() + 10
+        while not (rows := query.batch()):
+            assert time.monotonic() < until
+        assert [name for name, _, _ in rows] == ["new/00001"]
+    # What is not read counts, closed or not.
+    create_many(server, [f"unread/{index:05d}" for index in range(14_600)], closed=True)
+    with HandQuery(server.url, start=end, **asked) as query:
+        with pytest.raises(ConnectorError, match=r"too_many_streams: .* 20,000 open or unread"):
+            query.batch()
+
+
+@pytest.mark.own_server
 def test_a_restart_in_the_middle_of_a_task_is_waited_for(server: Server, client: Client) -> None:
     fill(client, "a", 2000, per_append=100)
     options = {"subscribe": "a", "startingOffsets": "earliest"}

@@ -86,6 +86,11 @@ TRICKY = [
 ]
 
 
+def fork_of(source: str, offset: str | None = None) -> dict[str, str]:
+    place = {} if offset is None else {"Stream-Fork-Offset": offset}
+    return {"Stream-Forked-From": Api.target(source), **place}
+
+
 def fill(model: Model, rng: random.Random, appends: int) -> None:
     for _ in range(appends):
         count = rng.choice([1, 1, 1, 2, 7, 60])
@@ -203,7 +208,7 @@ def test_a_reader_keeps_up_with_a_writer_while_bytes_move(
     writer.join(30)
     assert seen == model.values
     assert numbers == list(range(len(seen)))
-    assert api.metric("millstream_checkpoints_total") > 0
+    until(api, "millstream_checkpoints_total", lambda count: count > 0)
 
 
 def test_columns_and_their_types(shared_pipeline: Pipeline, shared: Api, path: str) -> None:
@@ -300,6 +305,29 @@ def test_forks_read_through_to_their_sources(
         part = pipeline.read([pipeline.records(fork, known - 2, known + 1)])
         assert part.column("value") == expected[known - 2 : known + 1]
         server.restart()
+
+
+@pytest.mark.parametrize("media", [BYTES, JSON])
+def test_a_fork_that_begins_with_a_part_and_a_body_has_both_as_records(
+    server: Server, api: Api, pipeline: Pipeline, path: str, media: str
+) -> None:
+    source, fork, deep = f"{path}/source", f"{path}/fork", f"{path}/deep"
+    middle = api.put(source, b"[1]", media).offset
+    api.post(source, b"[2,3,4]", media)
+    part = {**fork_of(source, middle), "Stream-Fork-Sub-Offset": "2"}
+    assert api.put(fork, b"[5]", None, part).status == 201
+    assert api.put(deep, b"", None, fork_of(fork)).status == 201
+    expected = [b"1", b"2", b"3", b"5"] if media == JSON else [b"[1]", b"[2", b"[5]"]
+    for _ in range(2):
+        for name in (fork, deep):
+            for max_bytes in (1, 1 << 20):
+                read = pipeline.read(
+                    pipeline.whole(name), columns=["value", "offset"], max_bytes=max_bytes
+                )
+                assert read.column("value") == expected
+                assert read.column("offset") == list(range(len(expected)))
+            assert api.get(name, tail="1").body == b"[5]"
+        server.crash_and_restart()
 
 
 def test_an_empty_range_has_no_rows(shared_pipeline: Pipeline, shared: Api, path: str) -> None:

@@ -222,3 +222,46 @@ def test_the_budget_is_kept(start_server: Callable[..., Server]) -> None:
     assert staging.api.metric("millstream_stages_waiting_bytes") == 0
     staging.stage("four", body, stream="s")
     assert staging.api.read_all("s") == b"x" * 3_000_000
+
+
+def tiny_rows(count: int) -> bytes:
+    """Rows of one byte, made without a Python object for each."""
+    offsets = pa.array(range(count + 1), pa.int32()).buffers()[1]
+    data = pa.py_buffer(b"x" * count)
+    values = pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
+    return arrow_body({"value": values})
+
+
+def test_a_stage_of_too_many_rows_is_refused_before_they_are_taken_in(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server()
+    staging = Staging(Api(server))
+    staging.api.put("s")
+    before = server.peak_rss_bytes()
+    refused = staging.put("many", tiny_rows(4_000_000), stream="s")
+    assert (refused.status, refused.code) == (413, "payload_too_large")
+    assert "at most 1000000 rows" in refused.json()["detail"]
+    assert server.peak_rss_bytes() - before < 100 * MIB, "rows took memory"
+    assert staging.stage("all", tiny_rows(1_000_000), stream="s")["rows"] == 1_000_000
+    assert staging.api.metric("millstream_staging_bytes") == 0
+
+
+def test_the_index_of_committed_rows_stays_within_the_bound_of_memory(
+    start_server: Callable[..., Server],
+) -> None:
+    """Each row of a byte stream takes 32 bytes until a checkpoint has written them: 16 MiB may be taken here."""
+    server = start_server(settings={"checkpoint_bytes": 4 * MIB})
+    staging = Staging(Api(server))
+    staging.api.put("s")
+    body = tiny_rows(200_000)
+    stages = [staging.stage(f"part{number}", body, stream="s") for number in range(4)]
+    refused = staging.post("p", 0, stages)
+    assert (refused.status, refused.code) == (413, "payload_too_large")
+    assert staging.api.read_all("s") == b""
+    for number, stage in enumerate(stages):
+        staging.commit("p", number, [stage])
+        assert staging.api.metric("millstream_hot_bytes") <= 16 * MIB
+    assert staging.api.read_all("s") == b"x" * 800_000
+    staging.api.wait_for_metric("millstream_hot_bytes", 0)
+    assert staging.api.metric("millstream_staging_bytes") == 0

@@ -197,6 +197,8 @@ def bad_questions() -> list[tuple[Any, str]]:
         ({"streams": ["a"], "wait_ms": 60_001}, "bad_request"),
         ({"streams": ["a"], "wait_ms": -1}, "bad_request"),
         ({"streams": ["a"], "cursor": 7}, "bad_request"),
+        ({"streams": ["a"], "after": ""}, "bad_request"),
+        ({"pattern": "a", "after": "", "cursor": "x"}, "bad_request"),
         ({"pattern": "a("}, "pattern_invalid"),
         ({"pattern": "(?=a)"}, "pattern_invalid"),
         ({"pattern": r"(a)\1"}, "pattern_invalid"),
@@ -451,6 +453,18 @@ def test_more_streams_than_allowed_are_refused(api: Api, pipeline: Pipeline) -> 
     answer = pipeline.post("/v1/tails", {"pattern": "many/.*"})
     assert (answer.status, answer.code) == (400, "too_many_streams")
     assert len(pipeline.tails(pattern="many/.*[1-9]")["streams"]) > 15_000
+    # Page by page they are all told, in order and each once.
+    first = pipeline.tails(pattern="many/.*", after="")
+    assert (len(first["streams"]), first["next"]) == (20_000, "many/19999")
+    api.delete("many/00007")
+    put_many(api, ["many/00000-new", "many/20001"])
+    second = pipeline.tails(pattern="many/.*", after=first["next"])
+    assert (names(second), "next" in second) == (["many/20000", "many/20001"], False)
+    # What changed meanwhile is news since the first page.
+    news = pipeline.tails(pattern="many/.*", cursor=first["cursor"])
+    assert (names(news), news["missing"]) == (["many/00000-new", "many/20001"], ["many/00007"])
+    assert names(pipeline.tails(pattern="many/.*", after="many/2")) == names(second)
+    assert names(pipeline.tails(pattern="many/.*", after="z")) == []
 
 
 def test_more_questions_than_the_queue_holds_are_refused(

@@ -1,4 +1,4 @@
-"""Job `deduplicate` in a real Spark: each key once within its time, as a fold in plain Python says, also after a failed commit."""
+"""Job `deduplicate` in a real Spark: each key once within its time, as a fold in plain Python says, also after failed commits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from millstream.spark import jobs
 from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
 from support.server import Server
-from support.spark_jobs import JSON, checksum, failing_commit, forget_last_batch, records, rows, run
+from support.spark_jobs import (
+    JSON,
+    checksum,
+    forget_last_batch,
+    records,
+    rows,
+    run,
+    run_through_faults,
+)
 
 BEGIN = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
 
@@ -30,7 +38,7 @@ def keys(found: list[bytes]) -> list[str]:
     return [json.loads(text)["order"]["id"] for text in found]
 
 
-def test_repetitions_are_left_out_after_a_failed_commit(
+def test_repetitions_are_left_out_after_failed_commits(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
     chance = random.Random(3)
@@ -40,12 +48,12 @@ def test_repetitions_are_left_out_after_a_failed_commit(
     client.create("in", content_type=JSON).append_many(sent)
     asked = {"key": "order.id", "within": "1h", "event_time": "at", "checkpoint": tmp_path / "cp"}
     asked |= {"max_rows": 250, "create": True}
-    with failing_commit(server, 2, "after") as url:
-        run(spark, "deduplicate", "in", "stream:out", url=url, readTimeout="1s", **asked)
+    run_through_faults(spark, server, "deduplicate", "in", "stream:out", **asked)
     for _ in range(2):
         run(spark, "deduplicate", "in", "stream:out", url=server.url, **asked)
         wanted = dict.fromkeys(sent)  # the first of each, since repetitions are the same text
         assert checksum(sorted(records(client, "out"))) == checksum(sorted(wanted))
+        forget_last_batch(tmp_path / "cp")
 
 
 def test_a_key_is_forgotten_after_its_time_and_late_records_are_counted(
@@ -79,7 +87,7 @@ def test_a_key_is_forgotten_after_its_time_and_late_records_are_counted(
 def test_a_record_without_its_key_is_one_clear_error(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
-    client.create("in", content_type=JSON).append_many([record("a", 0), b'{"order":{}}'])
+    client.create("in", content_type=JSON).append_many([record("a", 0), b'{"order":{"id":null}}'])
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
     with pytest.raises(
         MillstreamError, match=r"record 1 of stream `in` has no `order.id`"

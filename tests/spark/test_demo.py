@@ -43,7 +43,16 @@ def test_the_demo_lands_what_it_appends_and_leaves_only_what_it_says(
     found = re.search(r"([\d,]+) records of ([\d,]+) streams landed in (\d+) files", said)
     assert found is not None, said
     assert int(found[1].replace(",", "")) == dataset.dataset(kept / "lake").count_rows() > 60_000
-    for text in ("espresso beans", "throughput (records/s)", "lag (records)", "demo.svg"):
+    assert re.search(r"[\d,]+ changes of the stock make \d+ rows in version=\d+: .* agree", said)
+    assert re.search(r"[\d,]+ clicks are [\d,]+ visits in `shop/visits`.* agree", said)
+    assert list((kept / "stock").glob("version=*/*.parquet"))
+    for text in (
+        "espresso beans",
+        "the stock that is low",
+        "throughput (records/s)",
+        "lag (records)",
+        "demo.svg",
+    ):
         assert text in said
     assert ElementTree.parse(kept / "demo.svg").getroot().tag.endswith("svg")
     first, second = said.split("landing what is new")

@@ -1,7 +1,7 @@
 """The extras `[spark]` and `[java]` alone are enough: no other package, no other Java.
 
-One session in an interpreter that lacks everything else which is installed here for tests (pandas, numpy, grpc, ...), with a
-PATH that has no Java: the connector reads and writes, a batch and a stream.
+One session in an interpreter that lacks everything else which is installed here for tests (numpy, grpc, ...), and
+pandas, which only the jobs `sessionise` and `metrics` need, with a PATH that has no Java: the connector reads and writes, a batch and a stream.
 """
 
 from __future__ import annotations

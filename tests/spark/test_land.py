@@ -19,8 +19,8 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs import driver, find
-from millstream.spark.jobs.lake.iceberg import IDENTIFIER, open_catalog
-from millstream.spark.jobs.lake.layout import Layout
+from millstream.spark.jobs.lake.iceberg import open_catalog
+from millstream.spark.jobs.lake.layout import IDENTIFIER, Layout
 from support import land_faults
 from support.land_faults import POINT, POINTS, land
 from support.server import Server

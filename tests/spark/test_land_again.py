@@ -17,8 +17,8 @@ from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.job import Request, Target
 from millstream.spark.jobs.lake.files import write_files
-from millstream.spark.jobs.lake.iceberg import IDENTIFIER, open_catalog
-from millstream.spark.jobs.lake.layout import Layout, TaskPlace
+from millstream.spark.jobs.lake.iceberg import open_catalog
+from millstream.spark.jobs.lake.layout import IDENTIFIER, Layout, TaskPlace
 from millstream.spark.jobs.lake.publish import Publisher
 from support.server import Server
 

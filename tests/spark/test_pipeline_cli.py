@@ -111,6 +111,19 @@ def test_land_goes_on_until_it_is_stopped_and_then_where_it_was(
     assert offsets(lake) == wanted
 
 
+def test_sigterm_is_the_end_of_a_run_that_goes_on_and_a_failure_of_one_that_ends(
+    start: Callable[..., Run], client: Client
+) -> None:
+    client.create("s", content_type="application/json")
+    land = ("pipeline", "run", "land", "--from", "s", *CONF)
+    runs = [(start(*land, "--to", "a"), 143), (start(*land, "--to", "b", "--every", "1s"), 0)]
+    for run, code in runs:
+        run.wait_for_line("starting Spark")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end(60.0) == code, run.err
+        assert run.left() == []
+
+
 def test_what_cannot_work_is_refused_before_spark_starts(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Job `replay` in a real Spark: the range, byte for byte and in order, also when a commit fails on the way."""
+"""Job `replay` in a real Spark: the range, byte for byte and in order, also when commits fail on the way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millstream.spark import jobs
 from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
 from support.server import Server
-from support.spark_jobs import JSON, checksum, failing_commit, records, run
+from support.spark_jobs import JSON, checksum, forget_last_batch, records, run, run_through_faults
 
 ODD = [b'{"a": 1.0}', b'{ "b" :"\\u00fc","\xc3\xbc":1e3 }', b'{"a":1,"a":2}', b"[1,  2]", b'"x"']
 """Texts that a parser would write otherwise."""
@@ -27,7 +27,7 @@ def filled(client: Client, name: str, count: int) -> list[bytes]:
     return texts
 
 
-def test_a_range_by_offset_is_the_same_bytes_after_a_failed_commit(
+def test_a_range_by_offset_is_the_same_bytes_after_failed_commits(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
     texts = filled(client, "in", 600)
@@ -39,12 +39,12 @@ def test_a_range_by_offset_is_the_same_bytes_after_a_failed_commit(
         "max_rows": 150,
         "create": True,
     }
-    with failing_commit(server, 2, "after") as url:
-        run(spark, "replay", "in", "stream:out", url=url, readTimeout="1s", **asked)
+    run_through_faults(spark, server, "replay", "in", "stream:out", **asked)
     assert len(records(client, "out")) == 300
     for _ in range(2):
         run(spark, "replay", "in", "stream:out", url=server.url, **asked)
         assert checksum(records(client, "out")) == checksum(texts[first:last])
+        forget_last_batch(tmp_path / "checkpoint")
 
 
 def test_a_range_by_time_of_a_stream_of_bytes(

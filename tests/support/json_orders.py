@@ -61,6 +61,23 @@ def fold(text: bytes, *, with_id: bool = True) -> dict[str, Any] | tuple[str, st
     return row
 
 
+def letters(texts: list[bytes]) -> list[tuple[int, str, str | None, str]]:
+    """Offset, reason, field and text of every record that does not fit."""
+    folded = [(n, fold(text), text) for n, text in enumerate(texts)]
+    return [(n, *why, text.decode()) for n, why, text in folded if isinstance(why, tuple)]
+
+
+def as_letters(found: list[bytes]) -> list[tuple[int, str, str | None, str]]:
+    """The same of a stream of dead letters."""
+    told = [json.loads(letter) for letter in found]
+    return [(one["offset"], one["reason"], one.get("field"), one["value"]) for one in told]
+
+
+def good(texts: list[bytes]) -> list[bytes]:
+    """The rows of those that do, as text."""
+    return [plain(row) for row in map(fold, texts) if isinstance(row, dict)]
+
+
 def plain(row: dict[str, Any]) -> bytes:
     """A row as text, from a stream or a lake: times in UTC to the microsecond."""
     found = {name: row[name] for name in COLUMNS}

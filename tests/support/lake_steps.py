@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 import pyiceberg.catalog.sql  # noqa: F401 - imported once, before the forks
 
 from millstream.spark.jobs.lake.files import WrittenFile, write_files
-from millstream.spark.jobs.lake.iceberg import IDENTIFIER, open_catalog
-from millstream.spark.jobs.lake.layout import Layout, TaskPlace
+from millstream.spark.jobs.lake.iceberg import open_catalog
+from millstream.spark.jobs.lake.layout import IDENTIFIER, Layout, TaskPlace
 from millstream.spark.jobs.lake.publish import Manifest, Publisher
 from millstream.spark.jobs.lake.tables import table_of
 from millstream.spark.jobs.lake.target import table_at

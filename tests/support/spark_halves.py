@@ -12,7 +12,8 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 
 FILES = {
-    "test_demo.py", "test_doctor_workers.py", "test_extras.py", "test_packaging.py",
+    "test_cluster_jobs.py", "test_demo.py", "test_doctor_workers.py", "test_extras.py", "test_kills.py", "test_packaging.py",
+    "test_pipelines.py",
 }  # fmt: skip
 TESTS = {
     "test_failing_tasks",

@@ -68,6 +68,15 @@ def failing_commit(server: Server, nth: int, moment: Moment) -> Iterator[str]:
         proxy.close()
 
 
+def run_through_faults(
+    spark: Any, server: Server, name: str, streams: Any, to: Any, **given: Any
+) -> None:
+    """A run whose first commit does not reach the server, then one that never hears of its second, applied, commit."""
+    for nth, moment in ((1, "before"), (2, "after")):
+        with failing_commit(server, nth, moment) as url:  # type: ignore[arg-type]
+            run(spark, name, streams, to, url=url, readTimeout="1s", **given)
+
+
 def forget_last_batch(checkpoint: Path) -> None:
     """As if the driver had died between the commit to the sink and Spark's own note of it."""
     last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())

@@ -3,7 +3,9 @@
 Where it sits: `backup` asks a server over HTTP and shows how far it is; `restore` works on directories of this
 machine, without a server.
 
-Invariant I-BAK-1: Ctrl-C cancels the backup on the server as well, and waits until it is gone.
+Invariants:
+- I-BAK-1  Ctrl-C cancels the backup on the server as well, and waits until it is gone.
+- I-BAK-2  A restore that is told to end, by Ctrl-C or SIGTERM, leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -176,6 +178,7 @@ ever overwritten, and a restore that fails leaves nothing behind.
 @click.pass_obj
 def restore(app: App, source: str, data_dir: str) -> None:
     """Make the data directory DIR from a backup."""
+    from millstream.cli.interrupts import Interrupts
     from millstream.server.restore import restore as restore_directory
 
     line = ProgressLine("restore")
@@ -185,7 +188,8 @@ def restore(app: App, source: str, data_dir: str) -> None:
         return True
 
     try:
-        files, size = restore_directory(source, data_dir, show)
+        with Interrupts().taken():
+            files, size = restore_directory(source, data_dir, show)
     finally:
         line.clear()
     app.result({"data_dir": data_dir, "files": files, "bytes": size})

@@ -36,6 +36,7 @@ EXIT_MISSING: Final = 3
 EXIT_CONFLICT: Final = 4
 EXIT_UNREACHABLE: Final = 5
 EXIT_INTERRUPTED: Final = 130
+EXIT_TERMINATED: Final = 143
 
 EXIT_CODES: Final = {
     EXIT_OK: "done",
@@ -46,6 +47,7 @@ EXIT_CODES: Final = {
     "checkpoint is in use",
     EXIT_UNREACHABLE: "the server cannot be reached or is too busy; try again later",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",
+    EXIT_TERMINATED: "ended by SIGTERM before it was done",
 }
 
 CLASSES_HELP: Final = "\n".join(f"  {name:<11}{text}" for name, text in DURABILITY_HELP.items())
@@ -97,7 +99,8 @@ def exit_code(error: BaseException) -> int:
         return EXIT_CONFLICT
     if isinstance(error, errors.ConnectionFailed | errors.Unavailable | errors.RateLimited):
         return EXIT_UNREACHABLE
-    if isinstance(error, errors.InvalidArgument | errors.SettingsError | click.UsageError):
+    usage = errors.InvalidArgument | errors.OptionInvalid | errors.SettingsError | click.UsageError
+    if isinstance(error, usage):
         return EXIT_USAGE
     return EXIT_FAILURE
 

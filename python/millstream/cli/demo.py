@@ -1,7 +1,7 @@
 """`millstream demo`: a server, a load, a lake and what to look at, in one command and no questions.
 
 Where it sits: puts together what users have: a server process (`processes`), the Python client
-(`demo_load`), the job `land` (`millstream.spark.jobs`), plots (`plot`).
+(`demo_load`), jobs (`land` here, the others in `demo_jobs`), plots (`plot`).
 
 Invariants:
 - I-DEM-1  Everything is in one directory, which goes at the end unless `--keep` is given.
@@ -22,23 +22,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from millstream.cli import demo_jobs
 from millstream.cli.context import EXIT_OK, App
-from millstream.cli.demo_load import ORDERS, Load
+from millstream.cli.demo_load import CLICKS, ORDERS, STOCK, Load
 from millstream.cli.interrupts import Interrupts
 from millstream.cli.plot import Series, columns, svg
 from millstream.cli.processes import none_left, own_server
 from millstream.errors import MillstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from millstream.client.sync.client import Client
     from millstream.spark.jobs.driver import Step
     from millstream.spark.jobs.job import Request
 
 BURST_SECONDS: Final = 60.0
 ROWS_PER_BATCH: Final = 15_000
-STREAMS: Final = (ORDERS, "chat/*")
+STREAMS: Final = (ORDERS, STOCK, CLICKS, "chat/*")
 CONF: Final = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
 QUERIES: Final = {
     "orders by product": """
@@ -49,14 +48,19 @@ QUERIES: Final = {
         SELECT get_json_object(text, '$.model') AS model, count(DISTINCT stream) AS chats,
                count(*) AS tokens
         FROM lake WHERE stream LIKE 'chat/%' GROUP BY model ORDER BY model""",
+    "the stock that is low": """
+        SELECT key AS product, cast(get_json_object(value, '$.left') AS int) AS left
+        FROM stock ORDER BY left LIMIT 5""",
 }
 
 EPILOG: Final = """\b
 What it does, in less than two minutes:
   1. starts a server in a temporary directory
-  2. appends orders (one stream) and chat answers (a stream each, a record per token)
+  2. appends orders, changes of the stock and clicks of visitors (a stream each), and chat answers
+     (a stream for each of them, a record per token)
   3. lands all of it as Parquet files with Spark, twice: the second run takes only what is new
-  4. compares the lake with the streams, and shows a table and plots of throughput and lag
+  4. in the same session makes the stock of now out of its changes, and visits out of clicks
+  5. compares all of it with the streams, and shows tables and plots of throughput and lag
 \b
 Needs the extra [spark] and Java 17 or newer (pip install 'millstream[spark,java]').
 With --keep everything stays: data, lake, logs and the plots as demo.svg.
@@ -152,7 +156,13 @@ def _play(directory: Path, shown: Shown) -> dict[str, Any]:
             f"{counts['records']:,} records of {counts['streams']:,} streams landed in "
             f"{counts['files']} files: the lake and the streams agree"
         )
-        tables = _tables(session, directory / "lake")
+        shown.step("making the stock of now out of its changes ...")
+        stock = demo_jobs.materialise(session, client, directory, shown.interrupts.check)
+        shown.step(str(stock))
+        shown.step("making visits out of the clicks ...")
+        visits = demo_jobs.sessionise(session, client, directory, shown.interrupts.check)
+        shown.step(str(visits))
+        tables = _tables(session, directory / "lake", stock.files)
     for title, text in tables.items():
         shown.say(f"\n{title}\n{text}")
     plots = _plots(steps)
@@ -161,7 +171,13 @@ def _play(directory: Path, shown: Shown) -> dict[str, Any]:
         shown.say("\n" + columns(plot))
     shown.say("")
     shown.step("done")
-    return {**counts, "batches": len(steps), "seconds": round(shown.seconds, 1)}
+    return {
+        **counts,
+        "batches": len(steps),
+        "stock": {"rows": stock.keys, "changes": stock.changes},
+        "visits": {"closed": visits.closed, "open": visits.open},
+        "seconds": round(shown.seconds, 1),
+    }
 
 
 def _records(client: Client) -> dict[str, int]:
@@ -229,35 +245,18 @@ def _compare(lake: Path, wanted: dict[str, int]) -> dict[str, int]:
     return {"records": table.num_rows, "streams": len(landed), "files": len(found.files)}
 
 
-def _tables(session: Any, lake: Path) -> dict[str, str]:
+def _tables(session: Any, lake: Path, stock: Path) -> dict[str, str]:
+    from millstream.spark.jobs.batch import text_table
+
+    session.read.parquet(str(stock)).createOrReplaceTempView("stock")
     rows = session.read.parquet(str(lake))
     rows.selectExpr("stream", "cast(value as string) as text").createOrReplaceTempView("lake")
     tables = {}
     for title, query in QUERIES.items():
         found = session.sql(query)
-        tables[title] = _table(found.columns, [tuple(row) for row in found.collect()])
+        lines = text_table(found.columns, [tuple(row) for row in found.collect()])
+        tables[title] = "\n".join(f"  {line}" for line in lines)
     return tables
-
-
-def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
-    shown = [
-        tuple(f"{cell:,}" if not isinstance(cell, str) else cell for cell in row) for row in rows
-    ]
-    widths = [
-        max(len(name), *(len(row[column]) for row in shown)) for column, name in enumerate(names)
-    ]
-    lines = [
-        "  ".join(name.upper().ljust(width) for name, width in zip(names, widths, strict=True))
-    ]
-    for row, raw in zip(shown, rows, strict=True):
-        cells = zip(row, raw, widths, strict=True)
-        lines.append(
-            "  ".join(
-                text.ljust(width) if isinstance(cell, str) else text.rjust(width)
-                for text, cell, width in cells
-            )
-        )
-    return "\n".join(f"  {line.rstrip()}" for line in lines)
 
 
 def _plots(steps: list[Landed]) -> list[Series]:
@@ -272,6 +271,7 @@ def _look_around(directory: Path) -> str:
 Everything is in {directory}:
   demo.svg       the plots
   lake/          Parquet files, by day
+  stock/         the stock as a table in versions
   data/          the server's data directory
   server.log, spark.log
 

@@ -1,4 +1,4 @@
-"""The load of the demo: a shop that takes orders, and a chat service that streams tokens.
+"""The load of the demo: a shop with visitors, orders and a stock, and a chat service that streams tokens.
 
 Where it sits: started by `demo`, in threads, through the public Python client.
 
@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import random
 import threading
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ORDERS: Final = "shop/orders"
+STOCK: Final = "shop/stock"
+CLICKS: Final = "shop/clicks"
+CLICKS_IN_ALL: Final = 6_000
+CLICKS_BEGIN: Final = datetime.datetime(2026, 3, 1, 8, tzinfo=datetime.UTC)
+ORDERS_PER_CHANGE: Final = 5
+"""So many orders for each change of the stock."""
 ORDERS_IN_BURST: Final = 60_000
 ORDERS_PER_SECOND: Final = 1_500
 ORDERS_AFTER_BURST: Final = 30_000
@@ -63,6 +70,7 @@ class Load:
         self._burst = threading.Barrier(CHAT_THREADS + 2)
         self._failure: BaseException | None = None
         self._order_events = order_events(random.Random(seed))
+        self._stock_changes = stock_changes(random.Random(seed - 2))
         self._chat_numbers = itertools.count()
         self._threads = [threading.Thread(target=self._work, args=(self._orders,), daemon=True)]
         for number in range(CHAT_THREADS):
@@ -120,22 +128,36 @@ class Load:
         with connect(self._url) as client:
             with client.stream(ORDERS).producer("shop") as producer:
                 producer.append_many(itertools.islice(self._order_events, ORDERS_IN_LAST_WAVE))
+            with client.stream(STOCK).producer("shop") as producer:
+                count = ORDERS_IN_LAST_WAVE // ORDERS_PER_CHANGE
+                producer.append_many(itertools.islice(self._stock_changes, count))
             for _ in range(CHATS_IN_LAST_WAVE):
                 self._chat(client, chance)
 
     def _orders(self, client: Client) -> None:
-        stream = client.create(ORDERS, content_type="application/json")
-        orders = self._order_events
-        with stream.producer("shop") as producer:
-            for _ in range(ORDERS_IN_BURST):
+        clicks = client.create(CLICKS, content_type="application/json")
+        with clicks.producer("shop") as producer:
+            producer.append_many(visitor_clicks(random.Random(self._seed - 3)))
+        orders, stock = (
+            client.create(name, content_type="application/json") for name in (ORDERS, STOCK)
+        )
+        with orders.producer("shop") as sales, stock.producer("shop") as counts:
+
+            def order(number: int) -> None:
+                sales.append(next(self._order_events))
+                if number % ORDERS_PER_CHANGE == 0:
+                    counts.append(next(self._stock_changes))
+
+            for number in range(ORDERS_IN_BURST):
                 if self._stop.is_set():
                     return
-                producer.append(next(orders))
-            producer.flush()
+                order(number)
+            sales.flush()
+            counts.flush()
             self._burst.wait()
             for count in self._ticks(ORDERS_PER_SECOND, ORDERS_AFTER_BURST):
-                for _ in range(count):
-                    producer.append(next(orders))
+                for number in range(count):
+                    order(number)
 
     def _chats(self, client: Client, number: int) -> None:
         chance = random.Random(self._seed + 1 + number)
@@ -184,6 +206,30 @@ def order_events(chance: random.Random) -> Iterator[dict[str, Any]]:
             "quantity": quantity,
             "total": round(price * quantity, 2),
             "status": chance.choice(STATUSES),
+        }
+
+
+def visitor_clicks(chance: random.Random) -> Iterator[dict[str, Any]]:
+    """A day of clicks, in the order of their times."""
+    for number in range(CLICKS_IN_ALL):
+        at = CLICKS_BEGIN + datetime.timedelta(seconds=number * 10 + chance.randrange(10))
+        page = chance.choice(PRODUCTS)[0]
+        yield {"visitor": f"v{chance.randrange(80):02d}", "at": at.isoformat(), "page": page}
+
+
+def stock_changes(chance: random.Random) -> Iterator[dict[str, Any]]:
+    """Changes of the state protocol: what is left of a product in a city; what is sold out is gone."""
+    left = {f"{product} in {city}": 0 for product, _ in PRODUCTS for city in CITIES}
+    while True:
+        key = chance.choice(list(left))
+        sold_out = left[key] > 0 and chance.random() < 0.2
+        operation = "delete" if sold_out else "update" if left[key] else "insert"
+        left[key] = 0 if sold_out else chance.randrange(1, 500)
+        yield {
+            "type": "stock",
+            "key": key,
+            **({} if sold_out else {"value": {"left": left[key]}}),
+            "headers": {"operation": operation},
         }
 
 

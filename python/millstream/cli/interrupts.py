@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM while Spark runs: noted at once, acted upon between two calls into the JVM.
 
-Where it sits: used by `pipeline` and `demo`. Python runs a signal's handler in the middle of whatever
+Where it sits: used by `pipeline` and `demo`; `restore` takes SIGTERM in the same way. Python runs a signal's handler in the middle of whatever
 it does; a call into the JVM that is cut off there, or a second one made from the handler (as pyspark's
 own handler does), breaks the connection and prints tracebacks.
 

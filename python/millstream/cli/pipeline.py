@@ -11,23 +11,36 @@ Invariants:
 from __future__ import annotations
 
 import sys
+import threading
 from functools import partial
 from pathlib import Path
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millstream.cli.context import EXIT_OK, App, client_options, complete_stream, duration_seconds
+from millstream.cli.context import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    App,
+    client_options,
+    complete_stream,
+    duration_seconds,
+)
 from millstream.cli.interrupts import Interrupts, Terminated
 from millstream.cli.pipeline_progress import Display
 from millstream.cli.processes import none_left
+from millstream.cli.render import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from millstream.spark.jobs.batch import BatchJob, Report
     from millstream.spark.jobs.job import Job, JobOption, Request
 
 LOG_NAME: Final = "driver.log"
+POLL_SECONDS: Final = 0.2
 LOOPBACK: Final = ("sc://127.0.0.1", "sc://localhost", "sc://[::1]", "local")
 
 EPILOG: Final = """\b
@@ -50,8 +63,9 @@ The checkpoint remembers what was done: with the same checkpoint a run goes on w
 ended, also after kill -9, and every record arrives exactly once. It is below the target directory
 unless --checkpoint names another place; only one run can use it at a time.
 \b
-Exit codes: 0 done, 1 the job failed, 2 the command line is wrong, 4 the checkpoint is in use,
-5 the server cannot be reached, 130 interrupted by Ctrl-C.
+Exit codes: 0 done, or SIGTERM came and `--every` was given; 1 the job failed, or `audit` found
+differences; 2 the command line or an option is wrong; 3 a stream is missing; 4 the checkpoint is in
+use; 5 the server cannot be reached; 130 interrupted by Ctrl-C; 143 SIGTERM came before it was done.
 """
 
 
@@ -105,8 +119,36 @@ def _pair(_: click.Context, parameter: click.Parameter, values: tuple[str, ...])
     return pairs
 
 
+def batch_options(job: BatchJob) -> list[click.Parameter]:
+    """What a batch job is told; the flags of queries are known, so that they are refused in words."""
+    where = "NAME|GLOB" if job.reads_streams else "PATH"
+    found: list[click.Parameter] = [
+        click.Option(
+            ["--from", "streams"], metavar=where, multiple=True, required=True, help=job.from_help
+        ),
+        click.Option(
+            ["--to", "target"],
+            metavar="PATH|stream:NAME" if job.reads_streams else "PATH",
+            required=job.to_required,
+            help=job.to_help,
+        ),
+        click.Option(
+            ["--checkpoint"],
+            metavar="DIR",
+            help=job.checkpoint_help,
+            hidden=not job.checkpoint_help,
+        ),
+    ]
+    return [
+        *found,
+        click.Option(["--every"], hidden=True),
+        click.Option(["--once"], is_flag=True, hidden=True),
+        click.Option(["--max-rows"], type=int, hidden=True),
+    ]
+
+
 def shared_options() -> list[click.Parameter]:
-    """What every job is told, in the order of the help."""
+    """What every other job is told, in the order of the help."""
     return [
         click.Option(
             ["--from", "streams"],
@@ -192,17 +234,21 @@ def job_command(
     job: Job, callback: Callable[..., int], own: list[click.Parameter]
 ) -> click.Command:
     """A job as a command; `own` are the options of the way in which it is run."""
+    from millstream.spark.jobs.batch import BatchJob
+
     options = [job_option(option) for option in job.options]
+    shared = batch_options(job) if isinstance(job, BatchJob) else shared_options()
     command = click.Command(
         job.name,
         callback=partial(callback, job),
-        params=[*shared_options(), *options, *spark_options(), *own],
+        params=[*shared, *options, *spark_options(), *own],
         help=job.summary[:1].upper() + job.summary[1:] + ".",
     )
     return client_options(command)
 
 
 def _run_command(job: Job) -> click.Command:
+    log = f"millstream-{job.name}.log" if job.runs_once else "in the checkpoint"
     own: list[click.Parameter] = [
         click.Option(["--master"], metavar="URL", help="Spark master.  [default: local[*]]"),
         click.Option(
@@ -211,7 +257,7 @@ def _run_command(job: Job) -> click.Command:
         click.Option(
             ["--log-file"],
             metavar="FILE",
-            help="Where Spark's log goes.  [default: in the checkpoint]",
+            help=f"Where Spark's log goes.  [default: {log}]",
         ),
     ]
     return job_command(job, _run_here, own)
@@ -221,9 +267,9 @@ def _run_here(job: Job, /, **given: Any) -> int:
     from millstream.spark.jobs import driver
 
     app = click.get_current_context().ensure_object(App)
-    request = request_of(app, given)
+    request = request_of(app, job, given)
     every_seconds = interval_of(given)
-    driver.check(job, request)
+    driver.check(job, request, every_seconds=every_seconds)
     if _is_here(given["remote"]):
         driver.reach(job, request)
     interrupts = Interrupts()
@@ -231,7 +277,8 @@ def _run_here(job: Job, /, **given: Any) -> int:
         with interrupts.taken(), _hold(job, request, given["remote"]), none_left():
             return _run(app, job, request, given, every_seconds, interrupts)
     except Terminated:
-        return EXIT_OK
+        # The usual end of a run that goes on; for one that ends by itself, it is not done.
+        return EXIT_TERMINATED if every_seconds is None else EXIT_OK
 
 
 pipeline.add_command(
@@ -244,9 +291,9 @@ pipeline.add_command(
 )
 
 
-def request_of(app: App, given: dict[str, Any]) -> Request:
+def request_of(app: App, job: Job, given: dict[str, Any]) -> Request:
     from millstream.settings import client_url
-    from millstream.spark.jobs.job import Request, Target
+    from millstream.spark.jobs.job import Request
 
     if given["master"] and given["remote"]:
         raise click.UsageError("choose --master or --remote")
@@ -258,7 +305,7 @@ def request_of(app: App, given: dict[str, Any]) -> Request:
     return Request(
         url=client_url(app.url),
         streams=tuple(given["streams"]),
-        target=Target.parse(given["target"]),
+        target=job.target(tuple(given["streams"]), given["target"]),
         options=options,
         source_options=given["source_options"],
         rows_per_batch=given["max_rows"],
@@ -288,10 +335,11 @@ def _is_here(remote: str | None) -> bool:
     return remote is None or remote.startswith(LOOPBACK)
 
 
-def _log_file(job: Job, checkpoint: str) -> Path:
+def _log_file(job: Job, request: Request) -> Path:
     from millstream.spark.jobs import driver
 
-    if driver.is_elsewhere(checkpoint):
+    checkpoint = "" if job.runs_once else driver.checkpoint_of(request)
+    if job.runs_once or driver.is_elsewhere(checkpoint):
         return Path(f"millstream-{job.name}.log")
     return Path(checkpoint.removeprefix("file://")) / LOG_NAME
 
@@ -311,7 +359,7 @@ def _run(
     display = Display(app, sys.stderr)
     log_file = None
     if given["remote"] is None:
-        log_file = Path(given["log_file"] or _log_file(job, driver.checkpoint_of(request)))
+        log_file = Path(given["log_file"] or _log_file(job, request))
         display.say(f"Spark's log: {log_file}")
     display.say("starting Spark ...")
     try:
@@ -328,13 +376,48 @@ def _run(
             display.poll()
 
         with driver.closing(session), interrupts.noted():
+            if job.runs_once:
+                display.begin(job.name, request)
+                return tell(app, beside(partial(driver.run, job, request, session), poll))
             if job.stateful:
                 display.say(described(session, job))
             query = driver.start(job, request, session, every_seconds=every_seconds)
             with driver.running(query):
                 display.begin(job.name, request)
-                summary = driver.watch(query, display.step, poll)
+                summary = driver.watch(query, display.step, poll, remembers=job.remembers)
     finally:
         display.clear()
     display.end(request, summary)
     return EXIT_OK
+
+
+def tell(app: App, report: Report) -> int:
+    """The report of a batch job on stdout, and the exit code that it means."""
+    if app.json:
+        app.result(report.document())
+    else:
+        for line in report.lines():
+            click.echo(harmless(line))
+    return EXIT_OK if report.ok else EXIT_FAILURE
+
+
+def beside(work: Callable[[], Report], poll: Callable[[], None]) -> Report:
+    """Do the work in a thread of its own; `poll` may end the wait, and then whatever the thread still does ends with the process."""
+    done: Queue[Report | BaseException] = Queue()
+
+    def run() -> None:
+        try:
+            done.put(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            done.put(error)
+
+    threading.Thread(target=run, name="millstream-job", daemon=True).start()
+    while True:
+        try:
+            found = done.get(timeout=POLL_SECONDS)
+        except Empty:
+            poll()
+            continue
+        if isinstance(found, BaseException):
+            raise found
+        return found

@@ -100,10 +100,14 @@ class Display:
             }
             if summary.state is not None:
                 document |= {"open": summary.state.open, "late": summary.state.late}
+            if summary.left_out:
+                document["left_out"] = summary.left_out
             click.echo(json.dumps(document))
             return
         if summary.state is not None:
             self.say(str(summary.state))
+        if summary.left_out:
+            self.say(f"{summary.left_out:,} records were left out")
         if summary.rows == 0:
             self.say("nothing new: everything was there already")
             return

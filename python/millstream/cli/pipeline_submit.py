@@ -58,9 +58,8 @@ def _submit(job: Job, /, **given: Any) -> int:
     from millstream.spark.jobs import driver
 
     app = click.get_current_context().ensure_object(App)
-    request = request_of(app, {**given, "remote": None})
-    interval_of(given)
-    driver.check(job, request)
+    request = request_of(app, job, {**given, "remote": None})
+    driver.check(job, request, every_seconds=interval_of(given))
     folder = Path(given["folder"]) if given["folder"] else _cache_folder()
     archive, main = write_files(folder)
     command = [spark_submit(), *spark_arguments(given, archive, f"millstream {job.name}")]

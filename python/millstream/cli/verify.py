@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from millstream.cli.context import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, App, client_options, complain
+from millstream.client.control import verified
 from millstream.errors import MillstreamError
 
-if TYPE_CHECKING:
-    from millstream.client.sync.client import Client
-
-PATH: Final = "/-/api/verify"
-WAIT_MS: Final = 500
 LINE_EVERY_S: Final = 1.0
 
 EPILOG: Final = """\b
@@ -87,7 +83,7 @@ def verify(context: click.Context, data_dir: str | None, repair: bool, progress:
     try:
         if app.url is not None:
             with app.connect() as client:
-                report = _ask(client, shown)
+                report = verified(client, shown)
         else:
             report = _look(data_dir, repair, shown)
     except MillstreamError as error:
@@ -115,29 +111,6 @@ def _look(data_dir: str | None, repair: bool, progress: Progress) -> dict[str, A
 
     directory = data_dir if data_dir is not None else load_settings({}).data_dir
     return dict(verify_directory(directory, repair=repair, progress=progress))
-
-
-def _ask(client: Client, progress: Progress) -> dict[str, Any]:
-    """Start a verification on the server and wait for its end; Ctrl-C ends it there too."""
-    from millstream.client.control import control_call
-
-    control_call(client, "POST", PATH)
-    try:
-        while True:
-            now = control_call(client, "GET", f"{PATH}?wait_ms={WAIT_MS}")
-            if now["state"] != "running":
-                break
-            progress(int(now["bytes_done"]), int(now["bytes_total"]))
-    except KeyboardInterrupt:
-        control_call(client, "DELETE", PATH)
-        raise
-    if now["report"] is None:
-        error = now["error"] or {
-            "code": "verify_failed",
-            "detail": "the verification was cancelled",
-        }
-        raise MillstreamError(error["detail"], code=error["code"])
-    return dict(now["report"])
 
 
 def _tell(app: App, report: dict[str, Any]) -> int:

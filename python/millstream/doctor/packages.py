@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, pyspark, pyarrow, protobuf, Java.
+"""Checks of what is installed: Python, pyspark, pyarrow, protobuf, pandas, Java.
 
 Where it sits: one theme of `millstream doctor`. Asks for versions without importing the libraries.
 """
@@ -43,6 +43,7 @@ def pyspark() -> Iterator[Finding]:
         yield fail("pyspark", f"{spark}, needed is 4.2 or newer, below 5", versions.INSTALL_HINT)
     yield _beside("pyarrow", versions.PYARROW_AT_LEAST)
     yield _beside("protobuf", versions.PROTOBUF_AT_LEAST)
+    yield _pandas()
     yield from _spark_home()
 
 
@@ -54,6 +55,17 @@ def _beside(package: str, at_least: tuple[int, ...]) -> Finding:
         needed = ".".join(map(str, at_least))
         return fail(package, f"{version}, needed is {needed} or newer", versions.INSTALL_HINT)
     return ok(package, version)
+
+
+def _pandas() -> Finding:
+    """Spark asks for it in `transformWithState`, which two of the jobs use."""
+    version = versions.installed("pandas")
+    if version is None:
+        text = "not installed (jobs `sessionise` and `metrics` do not run without it)"
+        return warn("pandas", text, versions.INSTALL_HINT)
+    if not versions.PANDAS_AT_LEAST <= versions.numbers(version) < versions.PANDAS_BELOW:
+        return warn("pandas", f"{version}, needed is 2.2 or newer, below 3", versions.INSTALL_HINT)
+    return ok("pandas", version)
 
 
 def _spark_home() -> Iterator[Finding]:

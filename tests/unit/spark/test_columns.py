@@ -217,8 +217,19 @@ def test_batches_get_exactly_the_schema_of_spark() -> None:
         ),
     )
     target = arrow_schema(schema)
-    found = Shaper(chosen, target).shape(wire)
+    several = Shaper(chosen, target, {"s", "t"})
+    found = several.shape(wire)
+    assert several.wire == ("value", "stream", "offset", "timestamp")
     assert found.schema.equals(target)
+    # The name of one stream is known: it is not sent with every record.
+    alone = Shaper(chosen, target, {"s"})
+    assert alone.wire == ("value", "offset", "timestamp")
+    unnamed = wire.drop_columns(["stream"])
+    for rows in (unnamed[:1], unnamed, unnamed[:0], unnamed[1:]):
+        batch = alone.shape(rows)
+        assert batch.schema.equals(target)
+        assert batch.column("topic").to_pylist() == ["s"] * rows.num_rows
+    assert alone.shape(unnamed).equals(found)
     assert found.to_pylist()[1]["key"] is None
     assert [row["partition"] for row in found.to_pylist()] == [0, 0]
     assert [row["timestampType"] for row in found.to_pylist()] == [1, 1]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import RecordMalformed
+from millstream.spark.json.columns import Columns, Decoded
 from millstream.spark.json.convert import RecordConverter, java_double
 from millstream.spark.json.decoder import Decoder, JsonForm
 from support.json_cases import CASES
@@ -40,8 +41,16 @@ def decoder(mode: str = "PERMISSIVE", kind: pa.StructType = KIND) -> Decoder:
 
 
 def careful(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
-    nothing = pa.nulls(len(values), kind)
-    return comparable(decoder(kind=kind)._careful(nothing, values, range(len(values)), set())[0])
+    alone = decoder(kind=kind)
+    alone._block_schema = None
+    alone._columns.decode = (
+        lambda texts: Decoded(  # type: ignore[method-assign]
+            [pa.nulls(len(texts), field.type) for field in list(kind)[:-1]],
+            {},
+            set(range(len(texts))),
+        )
+    )
+    return comparable(alone.decode(pa.array(values, pa.binary()))[0])
 
 
 def by_columns(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
@@ -141,7 +150,7 @@ def test_the_block_path_is_used_for_good_records() -> None:
         assert decoded([record] * 100, kind) == careful([record] * 100, kind)
 
 
-def test_a_block_with_bad_records_is_parsed_once_and_the_bad_ones_alone_with_care(
+def test_a_block_with_bad_records_is_parsed_once_more_and_the_bad_ones_alone_with_care(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     good = b'{"i":%d,"t":"x","z":"2026-11-16T02:03:04Z"}'
@@ -156,9 +165,50 @@ def test_a_block_with_bad_records_is_parsed_once_and_the_bad_ones_alone_with_car
         RecordConverter, "row", lambda self, data: alone.append(data) or row(self, data)
     )
     decoder().decode(pa.array(values, pa.binary()))
-    assert len(blocks) == 1
+    assert [len(found) for found in blocks] == [
+        2000,
+        1600,
+    ]  # all of them, and those that do not look odd
     # A text of something else has to be written as Java writes it; a plain value that does not fit is known to be null.
     assert alone == [b'{"t":3}'] * 200
+
+
+@pytest.mark.parametrize(
+    "odd", [b'{"i":"no"}', b'{"t":"a","l" : true}', b'{"s":[1]}', b'{"i":7', b"[]", b" null", b""]
+)
+def test_records_that_look_odd_cost_no_more_than_themselves(
+    monkeypatch: pytest.MonkeyPatch, odd: bytes
+) -> None:
+    good = [b'{"i":%d,"t":"x"}' % index for index in range(1000)]
+    values = [odd if index % 100 == 50 else text for index, text in enumerate(good)]
+    by_columns: list[int] = []
+    decode = Columns.decode
+    monkeypatch.setattr(
+        Columns, "decode", lambda self, texts: by_columns.append(len(texts)) or decode(self, texts)
+    )
+    made = decoder().decode(pa.array(values, pa.binary()))[0].to_pylist()
+    assert by_columns == [10]
+    assert [row and row["i"] for row in made if row != made[50]] == [
+        index for index in range(1000) if index % 100 != 50
+    ]
+    assert comparable(pa.array([made[50]], KIND)) == careful([odd])
+
+
+def test_nothing_at_all_among_records_that_look_odd() -> None:
+    values = pa.array([b'{"i":1}', None, b'{"i":"no"}', b'{"i":2}'] * 2, pa.binary())
+    rows = decoder().decode(values)[0].to_pylist()
+    assert [row and row["i"] for row in rows] == [1, None, None, 2] * 2
+    assert [row is None for row in rows] == [False, True, False, False] * 2
+
+
+@pytest.mark.parametrize("count", [300, 1200, 5000])
+def test_a_bad_record_of_many_fields(count: int) -> None:
+    fields = [pa.field(f"field {n} (ü*)", pa.int64()) for n in range(count)]
+    kind = pa.struct([*fields, pa.field("_corrupt_record", pa.string())])
+    good = {field.name: 1 for field in fields}
+    values = [json.dumps(good | ({fields[7].name: "x"} if n == 2 else {})) for n in range(5)]
+    rows = decoder(kind=kind).decode(pa.array([text.encode() for text in values], pa.binary()))[0]
+    assert [row["_corrupt_record"] is not None for row in rows.to_pylist()] == [n == 2 for n in range(5)]  # fmt: skip
 
 
 @pytest.mark.parametrize(

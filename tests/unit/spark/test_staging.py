@@ -15,7 +15,7 @@ from millstream.errors import MillstreamError, OptionInvalid, SchemaMismatch
 from millstream.spark.errors import ConnectorError
 from millstream.spark.options import Options
 from millstream.spark.write.options import parse
-from millstream.spark.write.staging import Rows, encode, pieces
+from millstream.spark.write.staging import STAGE_ROWS_MAX, Rows, encode, pieces
 from millstream.spark.write.writer import check_schema, stream_writer
 
 
@@ -37,6 +37,16 @@ def test_pieces_keep_rows_and_order(values: list[bytes], bytes_max: int, skipped
     if cut:
         table = pa.ipc.open_stream(io.BytesIO(encode(cut))).read_all()
         assert table.column("value").to_pylist() == values[skipped:]
+
+
+def test_pieces_have_no_more_rows_than_a_stage_may_have() -> None:
+    offsets = pa.array(range(2_500_001), pa.int32()).buffers()[1]
+    values = pa.Array.from_buffers(
+        pa.binary(), 2_500_000, [None, offsets, pa.py_buffer(b"x" * 2_500_000)]
+    )
+    cut = list(pieces(pa.record_batch({"value": values}), 1 << 30))
+    assert sum(piece.num_rows for piece in cut) == 2_500_000
+    assert max(piece.num_rows for piece in cut) <= STAGE_ROWS_MAX
 
 
 def test_a_slice_sends_only_its_own_bytes() -> None:

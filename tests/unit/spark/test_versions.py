@@ -1,4 +1,4 @@
-"""The bounds of pyspark, pyarrow and protobuf, and the one error outside of them."""
+"""The bounds of pyspark and what comes with it, and the one error outside of them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def test_the_extra_has_the_same_bounds() -> None:
             f"pyspark>={dotted(versions.PYSPARK_AT_LEAST)},<{dotted(versions.PYSPARK_BELOW)}",
             f"pyarrow>={dotted(versions.PYARROW_AT_LEAST)}",
             f"protobuf>={dotted(versions.PROTOBUF_AT_LEAST)}",
+            f"pandas>={dotted(versions.PANDAS_AT_LEAST)},<{dotted(versions.PANDAS_BELOW)}",
         ]
     )
 

@@ -16,6 +16,8 @@ PYSPARK_AT_LEAST: Final = (4, 2)
 PYSPARK_BELOW: Final = (5,)
 PYARROW_AT_LEAST: Final = (18,)
 PROTOBUF_AT_LEAST: Final = (6, 33)
+PANDAS_AT_LEAST: Final = (2, 2)
+PANDAS_BELOW: Final = (3,)
 INSTALL_HINT: Final = "pip install 'millstream[spark]'"
 
 

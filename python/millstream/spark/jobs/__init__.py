@@ -4,7 +4,7 @@
     query = jobs.land(spark, ["orders"], "lake", table="delta")
 
 Reading order: `job` (what a job is and what a run is asked for), the jobs, each a module of its name, `driver` (one run from the
-lock to the last batch); `streams` and `lake` are the sinks.
+lock to the last batch); `streams` and `lake` are the sinks; `batch` is for jobs that answer once.
 
 Invariant I-JOB-1: listing the jobs imports neither pyspark nor pyarrow.
 """
@@ -14,13 +14,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidArgument
+from millstream.spark.jobs.audit import Audit
+from millstream.spark.jobs.compact import Compact
 from millstream.spark.jobs.copy import Copy
 from millstream.spark.jobs.decode import Decode
 from millstream.spark.jobs.deduplicate import Deduplicate
+from millstream.spark.jobs.enrich import Enrich
 from millstream.spark.jobs.land import Land
 from millstream.spark.jobs.materialise import Materialise
+from millstream.spark.jobs.metrics import Metrics
 from millstream.spark.jobs.redrive import Redrive
 from millstream.spark.jobs.replay import Replay
+from millstream.spark.jobs.sessionise import Sessionise
 
 if TYPE_CHECKING:
     from millstream.spark.jobs.job import Job
@@ -33,9 +38,28 @@ decode = Decode()
 redrive = Redrive()
 deduplicate = Deduplicate()
 materialise = Materialise()
+enrich = Enrich()
+sessionise = Sessionise()
+metrics = Metrics()
+compact = Compact()
+audit = Audit()
 
 JOBS: dict[str, Job] = {
-    job.name: job for job in (land, copy, replay, decode, redrive, deduplicate, materialise)
+    job.name: job
+    for job in (
+        land,
+        copy,
+        replay,
+        decode,
+        redrive,
+        deduplicate,
+        materialise,
+        enrich,
+        sessionise,
+        metrics,
+        compact,
+        audit,
+    )
 }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.spark.jobs import JOBS, driver, find, state
-from millstream.spark.jobs.job import Request, Target, seconds_of
+from millstream.spark.jobs.job import Request, seconds_of
 from millstream.spark.observe.lag import lag
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         command = names.add_parser(job.name, help=job.summary, allow_abbrev=False)
         command.add_argument("--url", required=True, help="server that has the streams")
         command.add_argument("--from", dest="streams", action="append", required=True)
-        command.add_argument("--to", dest="target", required=True)
+        command.add_argument("--to", dest="target")
         command.add_argument("--checkpoint")
         command.add_argument("--every", help="10s, 5m, ...; without it the run ends at the tail")
         command.add_argument("--once", action="store_true", help="the default")
@@ -61,7 +61,7 @@ def request_of(given: argparse.Namespace) -> Request:
     return Request(
         url=given.url,
         streams=tuple(given.streams),
-        target=Target.parse(given.target),
+        target=find(given.job).target(tuple(given.streams), given.target),
         options=options,
         source_options=pairs,
         rows_per_batch=given.max_rows,
@@ -69,25 +69,32 @@ def request_of(given: argparse.Namespace) -> Request:
     )
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
+def run(arguments: Sequence[str] | None = None) -> bool:
     given = parser().parse_args(arguments)
     job, request = find(given.job), request_of(given)
     pause = None if given.once or given.every is None else float(seconds_of(given.every))
-    driver.check(job, request)
+    driver.check(job, request, every_seconds=pause)
     driver.reach(job, request)
     from pyspark.sql import SparkSession
 
     with driver.hold(job, request):
         session = SparkSession.builder.appName(f"millstream {job.name}").getOrCreate()
         with driver.closing(session):
+            if job.runs_once:
+                report = driver.run(job, request, session)
+                print("\n".join(report.lines()))
+                return report.ok
             if job.stateful:
                 print(state.described(session, job), file=sys.stderr)
             query = driver.start(job, request, session, every_seconds=pause)
             with driver.running(query):
-                summary = driver.watch(query, _tell)
+                summary = driver.watch(query, _tell, remembers=job.remembers)
     print(f"done: {summary.rows} rows in {summary.batches} batches", file=sys.stderr)
     if summary.state is not None:
         print(summary.state, file=sys.stderr)
+    if summary.left_out:
+        print(f"{summary.left_out} records were left out", file=sys.stderr)
+    return True
 
 
 def _tell(step: Step) -> None:
@@ -100,15 +107,14 @@ def _tell(step: Step) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a job; 0 if it was done, 1 with one sentence on stderr if not."""
+    """Run a job; 0 if it was done, 1 with one sentence on stderr if not, or if an audit found differences."""
     try:
-        run(arguments)
+        return 0 if run(arguments) else 1
     except MillstreamError as error:
         print(f"error: {error.code}: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

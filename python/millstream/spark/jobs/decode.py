@@ -72,7 +72,7 @@ class Decode(Job):
     def fields(self, request: Request) -> list[Field]:
         from millstream.spark.json.ddl import parse_schema
 
-        return parse_schema(request.option(self, SCHEMA.name))
+        return parse_schema(request.option(self, SCHEMA.name), SCHEMA.name)
 
     def write(self, source: DataFrame, request: Request) -> Any:
         from pyspark.sql import functions as f

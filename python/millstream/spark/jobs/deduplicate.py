@@ -24,7 +24,7 @@ class Deduplicate(Job):
     name = "deduplicate"
     summary = "records without repetitions of their key within a time, in a stream or a lake"
     options = (
-        JobOption("key", "Field that names a record, names joined by dots.", fixed=True, required=True),
+        JobOption("key", "Field that names a record, names joined by dots.", fixed=True, required=True, is_field=True),
         JobOption("within", "How long a key is remembered: 10m, 1h, ...", fixed=True, required=True),
         state.EVENT_TIME,
         streams.CREATE,
@@ -34,16 +34,14 @@ class Deduplicate(Job):
 
     def check(self, request: Request, query_id: str | None) -> None:
         check_no_loop(self, request)
-        seconds_of(request.option(self, "within"))
+        state.some_seconds(self, request, "within")
         target.check_either(self, request, query_id)
 
     def source(self, request: Request) -> dict[str, str]:
         return {"columns": ",".join((*COLUMNS, "key")), "keyPath": request.option(self, "key")}
 
     def write(self, source: DataFrame, request: Request) -> Any:
-        from pyspark.sql import functions as f
-
-        key = state.needed(f.col("key").cast("string"), request.option(self, "key"))
+        key = state.key(request.option(self, "key"))
         time = state.event_time(request.option(self, "event-time"))
         within = f"{seconds_of(request.option(self, 'within'))} seconds"
         rows = source.withColumns({"key": key, "event_time": time})

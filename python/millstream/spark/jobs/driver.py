@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.spark.jobs import note
+from millstream.spark.jobs import left_out, note
+from millstream.spark.jobs.batch import BatchJob
 from millstream.spark.jobs.job import (
     Job,
     Request,
@@ -32,7 +33,7 @@ from millstream.spark.jobs.job import (
     selection,
     source_options,
 )
-from millstream.spark.jobs.lake.layout import HIDDEN, local_root
+from millstream.spark.jobs.lake.layout import HIDDEN, root_of
 from millstream.spark.jobs.lock import locked
 from millstream.spark.jobs.state import settings
 from millstream.spark.jobs.streams import check_targets
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from millstream.spark.jobs.batch import Report
+
+_CREDENTIALS_HINT: Final = (
+    "say where the token is: --option tokenEnv=NAME for a variable, --option tokenFile=PATH for a file; "
+    "driver and executors need it"
+)
 POLL_SECONDS: Final = 0.2
 JVM_END_SECONDS: Final = 10.0
 _REMOTE: Final = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:")
@@ -52,9 +59,10 @@ _CLEAR: Final = re.compile(
 )
 """How an error of the connector or of the lake ends its Python traceback, or one of a job its line of Spark."""
 _RAISED: Final = re.compile(
-    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.]+\.)?(\S.*)$", re.MULTILINE
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?=(?:[\w.]+\.)?(\S.*)$)",
+    re.MULTILINE,
 )
-"""The line of a Python traceback that says what was raised."""
+"""The line of a Python traceback that says what was raised; the next traceback may begin in that line."""
 _LAST_LINE: Final = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 _KINDS: Final[dict[str, type[errors.MillstreamError]]] = {
@@ -87,9 +95,12 @@ class State:
 
     open: int
     late: int
+    what: str = "keys"
 
     def __str__(self) -> str:
-        return f"{self.open:,} keys stay open, {self.late:,} rows came late and were left out"
+        return (
+            f"{self.open:,} {self.what} stay open, {self.late:,} rows came late and were left out"
+        )
 
 
 @dataclass(slots=True)
@@ -101,18 +112,33 @@ class Summary:
     seconds: float = 0.0
     state: State | None = None
     """Of a job that has one."""
+    left_out: int = 0
+    """Records that the job was told to leave out."""
 
 
-def check(job: Job, request: Request) -> None:
+def check(job: Job, request: Request, *, every_seconds: float | None = None) -> None:
     """Everything that can be refused before a JVM is started."""
     check_options(job, request)
+    if isinstance(job, BatchJob):
+        job.check_once(request, every_seconds)
+        job.check(request, None)
+        return
     selection(request.streams)
+    check_source(job, request)
     named = request.checkpoint or request.target.path
     directory = local_checkpoint(request) if named else None
     if directory is not None:
         note.check(directory, job, request)
     job.check(request, None if directory is None else query_id(directory))
     checkpoint_of(request)
+
+
+def check_source(job: Job, request: Request) -> None:
+    """The options of the source, as far as they say what is read; where it is read is for `reach`."""
+    from millstream.spark.options import Options
+    from millstream.spark.read.columns import layout
+
+    layout(Options(source_options(job, request)).for_use("stream"))
 
 
 def reach(job: Job, request: Request) -> None:
@@ -122,12 +148,19 @@ def reach(job: Job, request: Request) -> None:
     from millstream.spark.options import Options
     from millstream.spark.read.selection import selection as chosen
 
+    if isinstance(job, BatchJob) and not job.reads_streams:
+        return
     options = Options(source_options(job, request))
-    with access(options).connect_first() as client:
-        streams = chosen(options)
-        seconds = options.required_number("connectTimeout") / 1000
-        streams.all_there(streams.ask(PipelineReads(client, seconds)))
-        check_targets(client, job, request, seconds)
+    try:
+        with access(options).connect_first() as client:
+            if job.runs_once:  # it says itself what became of a stream
+                return
+            streams = chosen(options)
+            seconds = options.required_number("connectTimeout") / 1000
+            streams.all_there(streams.ask(PipelineReads(client, seconds), walk=True))
+            check_targets(client, job, request, seconds)
+    except errors.Unauthorized as error:
+        raise error.reworded(hint=_CREDENTIALS_HINT) from None
 
 
 def checkpoint_of(request: Request) -> str:
@@ -138,7 +171,13 @@ def checkpoint_of(request: Request) -> str:
         raise errors.InvalidArgument(
             "a stream as target needs a checkpoint", hint="add --checkpoint DIR"
         )
-    return str(local_root(request.target.path) / HIDDEN / "checkpoint")
+    scheme, root = root_of(request.target.path)
+    if scheme:
+        raise errors.InvalidArgument(
+            "a lake on an object store needs a checkpoint elsewhere",
+            hint="add --checkpoint DIR, a directory that stays",
+        )
+    return str(root / HIDDEN / "checkpoint")
 
 
 def is_elsewhere(checkpoint: str) -> bool:
@@ -176,7 +215,7 @@ def query_id(checkpoint: Path) -> str | None:
 @contextmanager
 def hold(job: Job, request: Request) -> Iterator[None]:
     """Lock a checkpoint of this machine, and note in it whose it is; another one is left to Spark's own check."""
-    directory = local_checkpoint(request)
+    directory = None if job.runs_once else local_checkpoint(request)
     if directory is None:
         yield
         return
@@ -222,6 +261,13 @@ def _start(
     return writer.start()
 
 
+def run(job: Job, request: Request, session: SparkSession) -> Report:
+    """Do a batch job, from its beginning to its end."""
+    assert isinstance(job, BatchJob), job.name
+    with plainly():
+        return job.run(session, request)
+
+
 def query_name(job: Job, request: Request) -> str:
     """No two queries of a session may share a name; no two that run share a checkpoint."""
     own = f" ({request.checkpoint})" if request.checkpoint else ""
@@ -229,11 +275,15 @@ def query_name(job: Job, request: Request) -> str:
 
 
 def watch(
-    query: Any, on_step: Callable[[Step], None], on_poll: Callable[[], None] | None = None
+    query: Any,
+    on_step: Callable[[Step], None],
+    on_poll: Callable[[], None] | None = None,
+    *,
+    remembers: str = Job.remembers,
 ) -> Summary:
     """Report each batch until the query ends; raises what it failed with.
 
-    `on_poll` is called several times a second, for whoever holds something back.
+    `on_poll` is called several times a second, for whoever holds something back; `remembers` is what the job says of its state.
     """
     began = time.monotonic()
     summary = Summary()
@@ -246,9 +296,10 @@ def watch(
             if step.rows:
                 summary.batches += 1
                 summary.rows += step.rows
-            summary.state = _state(step.progress, summary.state)
+            summary.state = _state(step.progress, summary.state, remembers)
             on_step(step)
         summary.seconds = time.monotonic() - began
+        summary.left_out += left_out.taken(str(query.id))
         if on_poll is not None:
             on_poll()
         if ended:
@@ -267,13 +318,13 @@ def _news(query: Any, seen: int) -> Iterator[Step]:
             yield _step(report)
 
 
-def _state(report: Any, before: State | None) -> State | None:
+def _state(report: Any, before: State | None, what: str) -> State | None:
     operators = report["stateOperators"] or []
     if not operators:
         return before
     late = sum(operator["numRowsDroppedByWatermark"] or 0 for operator in operators)
     total = sum(operator["numRowsTotal"] or 0 for operator in operators)
-    return State(total, late + (before.late if before else 0))
+    return State(total, late + (before.late if before else 0), what)
 
 
 def _step(report: Any) -> Step:

@@ -27,6 +27,8 @@ STREAM_PREFIX: Final = "stream:"
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 YES_NO: Final = ("yes", "no")
+_NOT_IN_NAMES: Final = frozenset("'[]*$")
+"""What means something else in the paths of Spark."""
 _META: Final = re.compile(r"([\\.+?()|\[\]{}^$])")
 
 
@@ -41,6 +43,8 @@ class JobOption:
     fixed: bool = False
     """It may change only with a new checkpoint."""
     required: bool = False
+    is_field: bool = False
+    """It is the place of a field in records: names joined by dots."""
 
     @property
     def is_flag(self) -> bool:
@@ -119,6 +123,10 @@ class Job(ABC):
     options: ClassVar[tuple[JobOption, ...]] = ()
     stateful: ClassVar[bool] = False
     """Whether it remembers records from batch to batch."""
+    remembers: ClassVar[str] = "keys"
+    """What the rows of its state are, for people."""
+    runs_once: ClassVar[bool] = False
+    """Whether it is a batch job: one answer, no trigger and no checkpoint of its own (`batch`)."""
 
     @abstractmethod
     def write(self, source: DataFrame, request: Request) -> Any:
@@ -134,6 +142,14 @@ class Job(ABC):
         """Options of the source that follow from those of the job."""
         return {}
 
+    def target(self, streams: tuple[str, ...], text: str | None) -> Target:  # noqa: ARG002
+        """Where it writes, as the caller says it."""
+        if text is None:
+            raise InvalidArgument(
+                f"job `{self.name}` needs a target", hint="name a directory, or stream:NAME"
+            )
+        return Target.parse(text)
+
     def targets(self, request: Request) -> tuple[str, ...]:
         """The streams that it writes."""
         return () if request.target.stream is None else (request.target.stream,)
@@ -142,7 +158,7 @@ class Job(ABC):
         self,
         spark: SparkSession,
         streams: str | Iterable[str],
-        to: str | Path,
+        to: str | Path | None = None,
         *,
         url: str | None = None,
         checkpoint: str | Path | None = None,
@@ -152,22 +168,27 @@ class Job(ABC):
     ) -> Any:
         """Start the job and return its query: to the tail of the streams, or a batch `every` so many seconds.
 
+        A batch job is done when this returns, with its report.
+
         `options` are those of the job (`partition_by="date"`, `create=True`) and of the source (`tokenEnv="..."`).
         """
         from millstream.client.wire import default_url
         from millstream.spark.jobs import driver
 
         own, of_source = _sorted_options(self, options)
+        names = (streams,) if isinstance(streams, str) else tuple(str(name) for name in streams)
         request = Request(
             url=url or default_url(),
-            streams=(streams,) if isinstance(streams, str) else tuple(streams),
-            target=Target.parse(str(to)),
+            streams=names,
+            target=self.target(names, None if to is None else str(to)),
             options=own,
             source_options=of_source,
             rows_per_batch=max_rows,
             checkpoint=None if checkpoint is None else driver.absolute(str(checkpoint)),
         )
-        driver.check(self, request)
+        driver.check(self, request, every_seconds=every)
+        if self.runs_once:
+            return driver.run(self, request, spark)
         return driver.start(self, request, spark, every_seconds=every)
 
 
@@ -200,6 +221,8 @@ def check_options(job: Job, request: Request) -> None:
                 f"`{value}` is not a value of `{name}`", hint="choose " + ", ".join(option.choices)
             )
     for option in job.options:
+        if option.is_field:
+            check_path(option.name, request.option(job, option.name))
         if option.required and not request.options.get(option.name):
             raise InvalidArgument(
                 f"job `{job.name}` needs the option `{option.name}`", hint=option.help
@@ -211,6 +234,15 @@ def check_options(job: Job, request: Request) -> None:
                 f"job `{job.name}` sets the option `{name}` of the source itself",
                 hint="leave it out; the job's own options say what it does",
             )
+
+
+def check_path(option: str, path: str) -> None:
+    """Refuse what cannot be the place of a field; nothing at all is left to `required`."""
+    if path and not all(name and not set(name) & _NOT_IN_NAMES for name in path.split(".")):
+        raise InvalidArgument(
+            f"option `{option}` is `{path}`, which is not the place of a field",
+            hint="write names of fields joined by dots: user.id",
+        )
 
 
 def check_no_loop(job: Job, request: Request) -> None:

@@ -22,8 +22,8 @@ NAME: Final = ".millstream.lock"
 
 
 @contextmanager
-def locked(checkpoint: Path) -> Iterator[None]:
-    """Hold the checkpoint; raises `CheckpointBusy` with the holder's process id."""
+def locked(checkpoint: Path, what: str = "checkpoint") -> Iterator[None]:
+    """Hold the checkpoint, or another directory of one run at a time; raises `CheckpointBusy` with the holder's process id."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(checkpoint / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -32,8 +32,8 @@ def locked(checkpoint: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             raise CheckpointBusy(
-                f"checkpoint `{checkpoint}` is in use by process {holder}",
-                hint="wait for that run, stop it with Ctrl-C, or choose another --checkpoint",
+                f"{what} `{checkpoint}` is in use by process {holder}",
+                hint=f"wait for that run, stop it with Ctrl-C, or choose another {what}",
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream.errors import InvalidArgument, NotSupported
 from millstream.spark.jobs import streams
 from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop
+from millstream.spark.jobs.lake import target
 from millstream.spark.jobs.lake.layout import Layout, local_root
 from millstream.spark.jobs.refusal import refused
 from millstream.spark.jobs.versions import Versions
@@ -50,7 +51,12 @@ class Materialise(Job):
         root = self.root(request)
         if root.exists() and not root.is_dir():
             raise InvalidArgument(f"`{root}` is not a directory", hint="name another one")
-        Versions(root).check_owner(query_id)
+        versions = Versions(root)
+        if versions.owner() is None and target.table_at(Layout(root)) is not None:
+            raise InvalidArgument(
+                f"`{root}` holds a lake, not a table in versions", hint="name another directory"
+            )
+        versions.check_owner(query_id)
 
     def _check_stream(self, request: Request) -> None:
         check_no_loop(self, request)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark.jobs.job import STREAM_PREFIX
 from millstream.spark.jobs.lake.files import sync_directories
-from millstream.spark.jobs.lake.layout import local_root
+from millstream.spark.jobs.lake.layout import S3, root_of
 from millstream.spark.options import TABLE, Options
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Note:
 def check(checkpoint: Path, job: Job, request: Request) -> Note | None:
     """Refuse a checkpoint of something else; returns the note that it has yet to get."""
     wanted = _wanted(checkpoint, job, request)
-    found = _read(checkpoint / NAME) if _is_planned(checkpoint) else None
+    found = read(checkpoint / NAME) if _is_planned(checkpoint) else None
     if found is None:
         return wanted
     defaults = _wanted(checkpoint, job, replace(request, options={}, source_options={})).fixed
@@ -91,14 +91,15 @@ def _wanted(checkpoint: Path, job: Job, request: Request) -> Note:
             fixed[option.name] = request.option(job, option.name)
     target = str(request.target)
     if request.target.path is not None:
-        root = local_root(request.target.path)
-        inside = checkpoint.absolute().is_relative_to(root)
+        scheme, root = root_of(request.target.path)
+        inside = not scheme and checkpoint.absolute().is_relative_to(root)
         target = os.path.relpath(root, checkpoint.absolute()) if inside else str(root)
+        target = f"{scheme}://{target}" if scheme else target
     return Note(job.name, target, fixed)
 
 
 def _shown(checkpoint: Path, note: Note) -> str:
-    if note.target.startswith(STREAM_PREFIX):
+    if note.target.startswith((STREAM_PREFIX, f"{S3}://")):
         return note.target
     return os.path.normpath(checkpoint.absolute() / note.target)
 
@@ -111,7 +112,8 @@ def _is_planned(checkpoint: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> Note | None:
+def read(path: Path) -> Note | None:
+    """The note in this file; `None` if there is none."""
     try:
         document = json.loads(path.read_bytes())
         if document["v"] != VERSION:

@@ -1,4 +1,4 @@
-"""What jobs with state have in common: where they keep it, in how many parts, and times and keys inside of records.
+"""What jobs with state have in common: where they keep it, in how many parts, how late records may come, times and keys inside of them.
 
 Where it sits: between `driver`, which starts the query inside `settings`, and the stateful jobs.
 
@@ -15,7 +15,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.spark.jobs.job import JobOption
+from millstream.errors import InvalidArgument, SetupError
+from millstream.spark.jobs.job import JobOption, seconds_of
 from millstream.spark.jobs.refusal import refused
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from millstream.spark.jobs.job import Job
+    from millstream.spark.jobs.job import Job, Request
 
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
 PARTITIONS_OF_SPARK: Final = "200"
@@ -34,7 +35,14 @@ EVENT_TIME: Final = JobOption(
     "event-time",
     "Field with the time of a record, names joined by dots; without it, when it was accepted.",
     fixed=True,
+    is_field=True,
 )
+LATE: Final = JobOption(
+    "late",
+    "How long after later ones a record may come before it is late: 0s, 10m, 1d, ...",
+    "10m",
+)
+PROCESSORS_NEED: Final = ("pandas", "protobuf")
 _ZONED: Final = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
 
@@ -77,6 +85,28 @@ def described(session: SparkSession, job: Job) -> str:
     return f"state in RocksDB, {parts} shuffle partitions; the checkpoint keeps their number"
 
 
+def some_seconds(job: Job, request: Request, name: str) -> int:
+    """An option that is a duration, and not 0."""
+    seconds = seconds_of(request.option(job, name))
+    if seconds == 0:
+        raise InvalidArgument(f"`{name}` is 0", hint="write it like 10s, 5m or 1h")
+    return seconds
+
+
+def lateness(job: Job, request: Request) -> str:
+    """The delay of the watermark, as Spark writes it."""
+    return f"{seconds_of(request.option(job, LATE.name))} seconds"
+
+
+def require_processors(job: Job) -> None:
+    """What `transformWithState` needs beside pyspark, here: it would say so only after Spark has started."""
+    from millstream.spark.deploy.versions import INSTALL_HINT, installed
+
+    for package in PROCESSORS_NEED:
+        if installed(package) is None:
+            raise SetupError(f"job `{job.name}` needs {package}", hint=INSTALL_HINT)
+
+
 def needed(column: Column, path: str) -> Column:
     """The column; a record in which it is null ends the query."""
     from pyspark.sql import functions as f
@@ -89,14 +119,29 @@ def needed(column: Column, path: str) -> Column:
     return f.when(column.isNotNull(), column).otherwise(missing)
 
 
+def key(path: str) -> Column:
+    """What the source has found at `keyPath`, as text; it writes `null` as it writes the text "null", but that is no key."""
+    from pyspark.sql import functions as f
+
+    found = f.col("key").cast("string")
+    return needed(f.when((found != "null") | _inside(path).isNotNull(), found), path)
+
+
+def _inside(path: str) -> Column:
+    """A field of a JSON record, as text."""
+    from pyspark.sql import functions as f
+
+    steps = "".join(f"['{name}']" for name in path.split("."))
+    return f.get_json_object(f.col("value").cast("string"), f"${steps}")
+
+
 def event_time(path: str) -> Column:
     """The time of a record: ISO 8601, in UTC where it names no zone, or milliseconds since 1970."""
     from pyspark.sql import functions as f
 
     if not path:
         return f.col("timestamp")
-    steps = "".join(f"['{name}']" for name in path.split("."))
-    text = f.get_json_object(f.col("value").cast("string"), f"${steps}")
+    text = _inside(path)
     zoned = f.when(text.rlike(_ZONED), text).otherwise(f.concat(text, f.lit("Z")))
     in_text = zoned.try_cast("timestamp")
     number = text.try_cast("bigint")

@@ -41,7 +41,7 @@ class Columns:
 
     def decode(self, texts: Sequence[bytes | None]) -> Decoded:
         """Every record once."""
-        decoded = Decoded([], set(), set())
+        decoded = Decoded([], {}, set())
         records: list[dict[str, Any]] = []
         scan = self._scan
         for row, data in enumerate(texts):
@@ -59,36 +59,41 @@ class Columns:
         for name, kind, by_type in self._fields:
             # A plain value that does not fit is null, and Spark goes on behind it; all others depend on what is inside.
             simple = not pa.types.is_nested(kind) and kind not in (pa.string(), pa.binary())
-            misfits = decoded.corrupt if simple else decoded.doubts
             values = [record.get(name) for record in records]
-            decoded.columns.append(_column(kind, values, by_type, misfits))
+            column, misfits = _column(kind, values, by_type)
+            decoded.columns.append(column)
+            if not simple:
+                decoded.doubts.update(misfits)
+            for row in misfits:
+                decoded.corrupt.setdefault(row, name)
         return decoded
 
 
 class Decoded(NamedTuple):
     columns: list[pa.Array]
-    corrupt: set[int]
-    """Rows in which a value did not fit; they are as they should be."""
+    corrupt: dict[int, str]
+    """Rows in which a value did not fit, and its field; if they are not in doubt, they are as they should be."""
     doubts: set[int]
     """Rows to be decoded again, with care, whatever the columns have there."""
 
 
-def _column(kind: pa.DataType, values: list[Any], by_type: Leaves, misfits: set[int]) -> pa.Array:
-    """At once what Arrow can make of it, the rest one by one."""
+def _column(kind: pa.DataType, values: list[Any], by_type: Leaves) -> tuple[pa.Array, list[int]]:
+    """At once what Arrow can make of it, the rest one by one; and the rows with a value that does not fit."""
     array = _at_once(kind, values)
     left = pc.is_null(array).to_pylist()
     odd = [row for row, value in enumerate(values) if value is not None and left[row]]
+    misfits: list[int] = []
     if not odd:
-        return array
+        return array, misfits
     fitting: list[Any] = []
     for row in odd:
         try:
             fitting.append(leaf(by_type, values[row]))
         except _FAULTS:
-            misfits.add(row)
+            misfits.append(row)
             fitting.append(None)
     made = pa.array(fitting, kind)
-    return made if len(odd) == len(values) else put(array, odd, made)
+    return made if len(odd) == len(values) else put(array, odd, made), misfits
 
 
 def _at_once(kind: pa.DataType, values: list[Any]) -> pa.Array:

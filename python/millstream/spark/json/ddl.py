@@ -24,7 +24,7 @@ def _as_ddl(text: str) -> str:
         try:
             struct = StructType.fromJson(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise _bad_schema(text, f"not the JSON of a schema: {error}") from None
+            raise _BadSchema(f"not the JSON of a schema: {error}") from None
         return ", ".join(
             f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}"
             for field in struct.fields
@@ -57,12 +57,15 @@ class Field:
         return split_fields(nested[2]) if nested and nested[1].lower() == "struct" else []
 
 
-def parse_schema(text: str) -> list[Field]:
-    """The fields of `valueSchema`: DDL, or the JSON of a schema."""
+def parse_schema(text: str, option: str = "valueSchema") -> list[Field]:
+    """The fields of a schema: DDL, or the JSON of a schema. `option` is what the caller knows it by."""
     try:
         return split_fields(_as_ddl(text.strip()))
     except _BadSchema as error:
-        raise _bad_schema(text, error.message) from None
+        raise OptionInvalid(
+            f"option `{option}` is `{text}`: {error.message}",
+            hint="write DDL such as `id BIGINT, tags ARRAY<STRING>`",
+        ) from None
 
 
 def split_fields(ddl: str) -> list[Field]:
@@ -94,7 +97,7 @@ def _parts(ddl: str) -> list[str]:
     return [part.strip() for part in [*parts, ddl[begin:]]]
 
 
-_FIELD: Final = re.compile(r"(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*(\S.*)", re.DOTALL)
+_FIELD: Final = re.compile(r"(?:`((?:[^`]|``)+)`|([^\s:`]+)(?=[\s:]))\s*:?\s*(\S.*)", re.DOTALL)
 _BEHIND_TYPE: Final = re.compile(
     r"(\s+NOT\s+NULL)?(?:\s+COMMENT\s+(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))?$",
     re.IGNORECASE | re.DOTALL,
@@ -140,11 +143,4 @@ def _check_type(text: str) -> None:
 
 
 class _BadSchema(OptionInvalid):
-    """A part of `valueSchema` is wrong; told with the whole of it."""
-
-
-def _bad_schema(text: str, reason: str) -> OptionInvalid:
-    return OptionInvalid(
-        f"option `valueSchema` is `{text}`: {reason}",
-        hint="write DDL such as `id BIGINT, tags ARRAY<STRING>`",
-    )
+    """A part of a schema is wrong; told with the whole of it."""

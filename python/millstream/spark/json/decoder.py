@@ -6,22 +6,29 @@ Spark's `from_json` with the same schema and mode.
     block of records ──► parser of Arrow ──► as it should be? ──► done
                               │ refuses the block: one record does not fit
                               ▼
+                         without the records that look odd ──► as it should be? ──► done, but for the odd ones
+                              │ refuses these too               │
+                              ▼                                 ▼
                          `columns.py`: every record, once ──► rows in doubt one by one, by `convert.py`
 
 The block parser is used only for types where what it accepts is certainly what Spark gives: it fails for
-everything else (a number in a string field, a key twice, a value out of range), and then the careful way decides.
+everything else (a number in a string field, a key twice, a value out of range), and then the careful way decides. What looks odd
+decides nothing: an odd record is looked at with care, all others have to pass the block parser.
 
 Invariants:
 - I-DEC-1  One bad record never changes what its neighbours become.
 - I-DEC-2  The three ways give the same row for every record that they accept.
 - I-DEC-3  PERMISSIVE keeps every row, DROPMALFORMED leaves corrupt ones out, FAILFAST fails on the first.
-- I-DEC-4  A block is looked at twice at most, however many of its records are bad.
+- I-DEC-4  A block is parsed twice at most, the first one that is refused once more, however many of its records are bad.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +46,16 @@ if TYPE_CHECKING:
 SHOWN_CHARACTERS: Final = 200
 DECIMAL_DIGITS: Final = 38
 _OBJECT: Final = r"^[ \t\r]*\{"
+_NOTHING: Final = r"^\z."
+PATTERN_MAX: Final = 20_000
+"""Longer ones would not fit into the memory of the matcher."""
+_BEGINS: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
+    (pa.types.is_boolean, "tf"), (pa.types.is_decimal, '"0-9-'), (pa.types.is_list, r"\["), (pa.types.is_nested, "{"),
+    (pa.types.is_integer, "0-9-"), (pa.types.is_floating, "0-9-"), (lambda _: True, '"'),
+)  # fmt: skip
+"""What values begin with, by type."""
+Bad: TypeAlias = dict[int, str | None]
+"""Rows that do not fit, and the field that is to blame where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +99,17 @@ class Decoder:
         if all(carrier is not None for carrier in carriers):
             pairs = zip(fields, carriers, strict=True)
             self._block_schema = pa.schema([field.with_type(kind) for field, kind in pairs])
+        self._odd_values = _odd_values(fields)
+        self._wary = False
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.BooleanArray | None]:
         """The decoded values, and which rows to keep (None: all)."""
-        columns = self._block(values)
-        nothing = pa.nulls(len(values), self._corrupt_type)
-        if columns is not None:
-            made = self._struct(columns, nothing)
-            bad = self._lacking(made)
-            return self._treated(made, values.to_pylist(), bad) if bad else (made, None)
-        texts = values.to_pylist()
-        found = self._columns.decode(texts)
-        made = self._struct(found.columns, nothing)
-        return self._careful(made, texts, sorted(found.doubts), found.corrupt - found.doubts)
+        made, bad = self._blockwise(values)
+        return self._treated(made, values, bad) if bad else (made, None)
+
+    def _made(self, columns: Sequence[pa.Array], count: int) -> pa.StructArray:
+        """Rows that fit, as far as anybody knows."""
+        return self._struct(columns, pa.nulls(count, self._corrupt_type))
 
     def _struct(
         self, columns: Sequence[pa.Array], corrupt: pa.Array, nulls: pa.Array | None = None
@@ -106,6 +121,34 @@ class Decoder:
 
     # ------------------------------------------------------------------ whole blocks
 
+    def _blockwise(self, values: pa.BinaryArray) -> tuple[pa.StructArray, Bad]:
+        odd = self._odd(values) if self._wary else None
+        if odd is not None and odd.true_count:
+            columns = self._block(values.filter(pc.invert(odd)))
+            if columns is None:
+                return self._careful(values)
+            usual = self._made(columns, len(values) - odd.true_count)
+            others, found = self._careful(values.filter(odd))
+            rows = pc.indices_nonzero(odd).to_pylist()
+            made = _merged(usual, others, odd)
+            bad = {rows[row]: field for row, field in found.items()}
+            return made, self._lacking(made) | bad
+        columns = self._block(values)
+        if columns is not None:
+            made = self._made(columns, len(values))
+            return made, self._lacking(made)
+        if self._wary or self._block_schema is None:
+            return self._careful(values)
+        self._wary = True  # from now on; where all records fit, nobody looks for odd ones
+        return self._blockwise(values)
+
+    def _odd(self, values: pa.BinaryArray) -> pa.BooleanArray:
+        """Which records are to be looked at with care: nothing is decided by it."""
+        whole = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
+        # Not in one pattern with the begin: it would take four times as long.
+        odd = pc.match_substring_regex(values, self._odd_values)
+        return pc.fill_null(pc.or_(odd, pc.invert(whole)), True)
+
     def _block(self, values: pa.BinaryArray) -> list[pa.Array] | None:
         """The columns of a block in which every record fits; else None."""
         count = len(values)
@@ -113,11 +156,11 @@ class Decoder:
             return None
         try:
             text = values.cast(pa.string())  # refuses what is not UTF-8
-            # A line break inside a record would make two lines of it. A `null` is no row of nulls in Spark, and
-            # Arrow's parser crashes where a block begins with one.
-            if pc.any(pc.match_substring(text, "\n")).as_py():
-                return None
+            # A `null` is no row of nulls in Spark, and Arrow's parser crashes where a block begins with one. A line
+            # break inside a record would make two lines of it.
             if not pc.all(pc.match_substring_regex(text, _OBJECT)).as_py():
+                return None
+            if b"\n" in text.buffers()[2].to_pybytes():
                 return None
             lines = pc.binary_join(
                 pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), text), "\n"
@@ -138,58 +181,79 @@ class Decoder:
 
     # ------------------------------------------------------------------ record by record
 
-    def _careful(
-        self, made: pa.StructArray, texts: list[bytes | None], doubts: Sequence[int], bad: set[int]
-    ) -> tuple[pa.StructArray, pa.BooleanArray | None]:
-        """The rows in doubt put in their places, each as it is made alone."""
+    def _careful(self, values: pa.BinaryArray) -> tuple[pa.StructArray, Bad]:
+        """Every record once, and those in doubt put in their places, each as it is made alone."""
+        texts = values.to_pylist()
+        found = self._columns.decode(texts)
+        made = self._made(found.columns, len(values))
+        bad: Bad = {row: name for row, name in found.corrupt.items() if row not in found.doubts}
         rows: list[dict[str, Any] | None] = []
+        doubts = sorted(found.doubts)
         for index in doubts:
             data = texts[index]
             row = Row(None, corrupt=False) if data is None else self._converter.row(data)
             rows.append(row.values)
             if row.corrupt:
-                bad.add(index)
+                bad[index] = None
         if rows:
             made = put(made, doubts, pa.array(rows, self._kind))
-        bad |= self._lacking(made)
-        return self._treated(made, texts, bad) if bad else (made, None)
+        return made, self._lacking(made, found.doubts) | bad
 
-    def _lacking(self, made: pa.StructArray) -> set[int]:
-        """Rows without a field that is required; an empty record has none at all."""
-        lacks = [made.field(name) for name in self._required]
-        if self._explainer is not None:
-            lacks.append(made)
-        return {
-            index
-            for column in lacks
-            if column.null_count
-            for index in pc.indices_nonzero(pc.is_null(column)).to_pylist()
-        }
+    def _lacking(self, made: pa.StructArray, doubts: Iterable[int] = ()) -> Bad:
+        """Rows without a field that is required; an empty record has none at all. Those in doubt may have it twice."""
+        lacks: list[tuple[str | None, pa.Array]] = [(None, made)] if self._explainer else []
+        lacks += [(name, made.field(name)) for name in self._required]
+        bad: Bad = {}
+        for name, column in lacks:
+            if column.null_count:
+                for row in pc.indices_nonzero(pc.is_null(column)).to_pylist():
+                    bad.setdefault(row, name)
+        return bad | {row: None for row in doubts if row in bad}
 
     def _treated(
-        self, made: pa.StructArray, texts: list[bytes | None], bad: set[int]
+        self, made: pa.StructArray, values: pa.BinaryArray, bad: Bad
     ) -> tuple[pa.StructArray, pa.BooleanArray | None]:
         """What the mode does with rows that do not fit."""
+        rows = sorted(bad)
         if self._mode == "FAILFAST":
-            raise malformed(texts[min(bad)] or b"")
+            raise malformed(values[rows[0]].as_py() or b"")
         if self._mode == "DROPMALFORMED":
-            return made, pa.array([index not in bad for index in range(len(texts))], pa.bool_())
+            return made, pa.array([index not in bad for index in range(len(values))], pa.bool_())
         columns = [made.field(field.name) for field in self._fields]
-        shown = pa.array(
-            [
-                self._shown(text or b"") if index in bad else None
-                for index, text in enumerate(texts)
-            ],
-            self._corrupt_type,
-        )
+        texts = values.take(pa.array(rows)).to_pylist()
+        shown = [self._shown(text or b"", bad[row]) for row, text in zip(rows, texts, strict=True)]
+        places: list[int | None] = [None] * len(values)
+        for place, row in enumerate(rows):
+            places[row] = place
+        corrupt = pa.array(shown, self._corrupt_type).take(pa.array(places, pa.int64()))
         # With its reason every row is one, also an empty record.
         nulls = None if self._explainer else made.is_null()
-        return self._struct(columns, shown, nulls), None
+        return self._struct(columns, corrupt, nulls), None
 
-    def _shown(self, data: bytes) -> Any:
+    def _shown(self, data: bytes, field: str | None) -> Any:
         if self._explainer is not None:
-            return self._explainer.entry(data)
+            return self._explainer.entry(data, field)
         return data.decode("utf-8", "replace")
+
+
+def _merged(usual: pa.Array, odd_ones: pa.Array, odd: pa.BooleanArray) -> pa.Array:
+    """Both in one array, each row where it was."""
+    of_odd = pc.cumulative_sum(odd.cast(pa.int64()))
+    of_usual = pc.cumulative_sum(pc.invert(odd).cast(pa.int64()))
+    places = pc.if_else(odd, pc.add(of_odd, len(usual)), of_usual)
+    return pa.concat_arrays([usual, odd_ones]).take(pc.subtract(places, 1))
+
+
+def _odd_values(fields: Iterable[pa.Field]) -> str:
+    """A pattern of records in which a value of these fields begins as its type does not."""
+    names: dict[str, list[str]] = {}
+    for field in fields:
+        name = re.escape(json.dumps(field.name, ensure_ascii=False))
+        begins = next(begins for fits, begins in _BEGINS if fits(field.type))
+        names.setdefault(begins, []).append(name)
+    values = (rf"(?:{'|'.join(found)})\s*:\s*[^n\s{begin}]" for begin, found in names.items())
+    found = "|".join(values) or _NOTHING
+    return found if len(found) <= PATTERN_MAX else _NOTHING
 
 
 def malformed(data: bytes) -> RecordMalformed:

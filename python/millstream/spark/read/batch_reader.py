@@ -76,12 +76,12 @@ class ReadTask:
     window_bytes: int = WINDOW_BYTES
 
     def run(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-        shaper = Shaper(self.layout, self.schema)
+        shaper = Shaper(self.layout, self.schema, {item.stream for item in ranges})
         with self.access.connect() as client:
             reader = RangeReader(
                 PipelineReads(client, self.access.patience_seconds),
                 self.losses,
-                self.layout.wire,
+                shaper.wire,
                 self.layout.key_path or None,
                 self.window_bytes,
             )

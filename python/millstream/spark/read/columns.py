@@ -5,7 +5,7 @@ exactly Spark's Arrow schema. No column is touched row by row.
 
 Invariants:
 - I-COL-1  A batch has exactly the Arrow schema that Spark expects: names, order, types, nullability.
-- I-COL-2  Columns that nobody asked for are not asked from the server.
+- I-COL-2  Columns that nobody asked for are not asked from the server, nor is the name of the stream where there is one alone.
 - I-COL-3  A schema given by the user is compared before anything is read; it never converts.
 """
 
@@ -240,11 +240,18 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class Shaper:
-    """Turns batches of the server into batches for Spark; one per task."""
+    """Turns batches of the server into batches for Spark; one per task, which reads these streams."""
 
-    def __init__(self, wanted: Layout, schema: pa.Schema) -> None:
+    def __init__(self, wanted: Layout, schema: pa.Schema, streams: set[str]) -> None:
         self._columns = wanted.columns
         self._schema = schema
+        self.wire = wanted.wire
+        """The columns to ask from the server."""
+        self._name: str | None = None
+        if len(streams) == 1 and "stream" in self.wire and len(self.wire) > 1:
+            (self._name,) = streams
+            self.wire = tuple(column for column in self.wire if column != "stream")
+        self._names: pa.Array = pa.array([], pa.string())
         self._decoder: Decoder | None = None
         if wanted.json is not None:
             index = next(i for i, c in enumerate(wanted.columns) if c.wire == "value")
@@ -263,9 +270,8 @@ class Shaper:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    @staticmethod
     def _array(
-        column: Column, field: pa.Field, batch: pa.RecordBatch, values: pa.Array | None
+        self, column: Column, field: pa.Field, batch: pa.RecordBatch, values: pa.Array | None
     ) -> pa.Array:
         if column.wire is None:
             if column.constant is None:
@@ -273,4 +279,8 @@ class Shaper:
             return pa.repeat(pa.scalar(column.constant, field.type), batch.num_rows)
         if column.wire == "value" and values is not None:
             return values
+        if column.wire == "stream" and self._name is not None:
+            if len(self._names) < batch.num_rows:
+                self._names = pa.repeat(pa.scalar(self._name, field.type), batch.num_rows)
+            return self._names[: batch.num_rows]
         return batch.column(column.wire)

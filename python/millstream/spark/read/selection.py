@@ -6,6 +6,8 @@ requests as the server's bounds allow.
 Invariants:
 - I-PLC-1  What is known already (first, tail) is not asked again.
 - I-PLC-2  A place is looked up in the incarnation that the caller means, or not at all.
+- I-PLC-3  Closed streams that were read to their end count in no bound but that of the walk: their entries stay in the checkpoint,
+           so that they are never read again, and another stream of the name is.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.client.pipeline_read import NAMES_PER_REQUEST
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
     from millstream.client.sync.reads import PipelineReads
     from millstream.spark.options import Options
     from millstream.spark.read.data_loss import Losses
+    from millstream.spark.read.offsets import Entry
 
+TOO_MANY: Final = "too_many_streams"
 STREAMS_MAX: Final = 20_000
-"""The server's bound on the streams of one request."""
+"""The server's bound on the streams of one request, and of a query on those that are open or unread."""
+WALKED_MAX: Final = 100_000
+"""How many streams a query may have together with those that are closed and read to their end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +44,54 @@ class Selection:
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
-    def ask(self, reads: PipelineReads, cursor: str | None = None, wait_ms: int = 0) -> Tails:
+    def ask(
+        self,
+        reads: PipelineReads,
+        cursor: str | None = None,
+        wait_ms: int = 0,
+        *,
+        walk: bool = False,
+    ) -> Tails:
+        """The tails; with `walk` also those of more streams than one answer has."""
         try:
-            if self.pattern is not None:
+            if self.pattern is None:
+                return reads.tails(streams=self.names, cursor=cursor, wait_ms=wait_ms)
+            try:
                 return reads.tails(pattern=self.pattern, cursor=cursor, wait_ms=wait_ms)
-            return reads.tails(streams=self.names, cursor=cursor, wait_ms=wait_ms)
+            except ServerError as error:
+                if not walk or error.code != TOO_MANY:
+                    raise
+            return self._walked(reads)
         except ServerError as error:
             raise self.explained(error) from None
+
+    def _walked(self, reads: PipelineReads) -> Tails:
+        """All streams of the pattern, page by page. With the cursor of the first page, what changes meanwhile is told again."""
+        first = page = reads.tails(pattern=self.pattern, after="")
+        streams = list(first.streams)
+        while page.next is not None:
+            if len(streams) > WALKED_MAX:
+                raise self.too_many(WALKED_MAX)
+            page = reads.tails(pattern=self.pattern, after=page.next)
+            streams += page.streams
+        return replace(first, streams=tuple(streams), next=None)
+
+    def check_bound(self, tails: Mapping[str, StreamTail], entries: Mapping[str, Entry]) -> None:
+        """A query has a bound on its streams, but closed ones that were read to their end are none of them."""
+        if len(tails) <= STREAMS_MAX:
+            return
+        left = sum(not finished(tail, entries.get(name)) for name, tail in tails.items())
+        if left > STREAMS_MAX:
+            raise self.too_many(STREAMS_MAX)
+
+    def too_many(self, most: int) -> OptionInvalid:
+        what = "open or unread streams" if most == STREAMS_MAX else "streams, closed ones included"
+        return OptionInvalid(
+            f"`{self.pattern or 'subscribe'}` is more than {most:,} {what}",
+            hint="run several queries, each with a pattern for a part of the names "
+            "(for example by prefix), each with its own checkpoint",
+            code=TOO_MANY,
+        )
 
     def chooser(self) -> Callable[[str], bool]:
         """Tells whether a stream of some name would be read; in doubt it would, so that its loss is told.
@@ -64,13 +111,8 @@ class Selection:
 
     def explained(self, error: ServerError) -> MillstreamError:
         """The server's refusal in the words of the options."""
-        if error.code == "too_many_streams":
-            return OptionInvalid(
-                f"`{self.pattern or 'subscribe'}` is more than {STREAMS_MAX:,} streams",
-                hint="run several queries, each with a pattern for a part of the names "
-                "(for example by prefix), each with its own checkpoint",
-                code="too_many_streams",
-            )
+        if error.code == TOO_MANY:
+            return self.too_many(STREAMS_MAX)
         if error.status == 400 and self.pattern is not None:
             return OptionInvalid(
                 f"option `subscribePattern` is `{self.pattern}`: {error.message}",
@@ -109,7 +151,7 @@ def selection(options: Options) -> Selection:
         raise OptionInvalid(
             f"option `subscribe` names more than {STREAMS_MAX:,} streams",
             hint="run several queries, each with its own checkpoint",
-            code="too_many_streams",
+            code=TOO_MANY,
         )
     return Selection(names=tuple(names))
 
@@ -139,6 +181,15 @@ def fates(reads: PipelineReads, wanted: Mapping[str, str]) -> dict[str, Fate]:
             replaced = name in there and not alive
             found[name] = Fate(alive, replaced, ends.get((name, wanted[name])))
     return found
+
+
+def finished(tail: StreamTail, entry: Entry | None) -> bool:
+    """Whether a stream will never have another record for a reader that is at `entry`."""
+    if not tail.closed:
+        return False
+    if entry is None or entry["id"] != tail.incarnation:
+        return tail.tail_number == tail.first_number
+    return entry["n"] >= tail.tail_number
 
 
 def known(position: Position, stream: StreamTail) -> Place | None:

@@ -88,6 +88,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offset | None = None
         """What was given as the start of the first batch, until that batch is behind."""
         self._waiting_since: float | None = None
+        self._within_bound = False
+        """What was there when this process began is within the bound; what comes later finds it at the next start."""
 
     # ------------------------------------------------------------------ asked by Spark
 
@@ -99,6 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             plan.starts.check_names(streams)
             plan.ends.check_names(streams)
         found = offsets.offset(self._starts(streams))
+        plan.selection.check_bound(streams, found["streams"])
         self._unlogged = frozenset(n for n in streams if plan.starts.of(n).kind == "latest")
         self._initial = found
         return dict(found)
@@ -116,7 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @clear
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        answer = self._plan.selection.ask(self._reads())
+        answer = self._plan.selection.ask(self._reads(), walk=True)
         self._frozen = TailState(1, self._plan.selection.all_there(answer))
 
     @clear
@@ -186,6 +189,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _compute(self, start: Offset, state: TailState, limit: ReadLimit) -> Offset:
         tails = state.streams
+        if not self._within_bound:
+            self._plan.selection.check_bound(tails, start["streams"])
+            self._within_bound = True
         begins, stay = self._known_history().checked(start, state)
         ends = self._bounded(begins, tails)
         limits = self._limits_for(limit)

@@ -87,7 +87,7 @@ class Follower:
         if self._state is None:
             self._client = self._access.connect_first()
             self._reads = PipelineReads(self._client, self._access.patience_seconds)
-            answer = self._selection.ask(self._reads)
+            answer = self._selection.ask(self._reads, walk=True)
             streams = self._selection.all_there(answer)
             self._state = TailState(1, streams)
             self._thread = threading.Thread(
@@ -125,7 +125,7 @@ class Follower:
         while not self._stopped:
             began = time.monotonic()
             try:
-                answer = self._selection.ask(self._reads, cursor, WAIT_MS)
+                answer = self._selection.ask(self._reads, cursor, WAIT_MS, walk=True)
             except ClientClosed:
                 return
             except MillstreamError as error:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from millstream.client.sync.client import Client
 
+STAGE_ROWS_MAX: Final = 1_000_000
+"""Rows that the server takes in one stage."""
 _ROW: Final = re.compile(r"\brow (\d+)", re.IGNORECASE)
 
 
@@ -76,7 +78,8 @@ class Rows:
 
 def pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """Cut a batch by halves until each piece is small enough, or a single row."""
-    if batch.num_rows <= 1 or batch.nbytes <= bytes_max:
+    small = batch.nbytes <= bytes_max and batch.num_rows <= STAGE_ROWS_MAX
+    if batch.num_rows <= 1 or small:
         if batch.num_rows:
             yield batch
         return
@@ -134,6 +137,7 @@ class Stager:
         self._under_way: Future[Stage] | None = None
         self._open: list[pa.RecordBatch] = []
         self._open_bytes = 0
+        self._open_rows = 0
         self._open_first_row = 0
         self._started: list[str] = []
         self.stages: list[StageRef] = []
@@ -148,13 +152,19 @@ class Stager:
             news = self._rows.new_streams(chosen)
             ensure_streams(self._client, self._options, news, self._patience_seconds)
         for piece in pieces(chosen, self._options.stage_bytes):
-            if self._open and self._open_bytes + piece.nbytes > self._options.stage_bytes:
+            if self._open and not self._fits(piece):
                 self._send()
             if not self._open:
                 self._open_first_row = first_row
             self._open.append(piece)
             self._open_bytes += piece.nbytes
+            self._open_rows += piece.num_rows
             first_row += piece.num_rows
+
+    def _fits(self, piece: pa.RecordBatch) -> bool:
+        bytes_after: int = self._open_bytes + piece.nbytes
+        rows_after: int = self._open_rows + piece.num_rows
+        return bytes_after <= self._options.stage_bytes and rows_after <= STAGE_ROWS_MAX
 
     def finish(self) -> None:
         """Send the rest and wait for every answer."""
@@ -172,9 +182,8 @@ class Stager:
 
     def _send(self) -> None:
         body = encode(self._open)
-        rows = sum(part.num_rows for part in self._open)
-        first_row = self._open_first_row
-        self._open, self._open_bytes = [], 0
+        rows, first_row = self._open_rows, self._open_first_row
+        self._open, self._open_bytes, self._open_rows = [], 0, 0
         self._settle()
         name = f"{self._prefix}-{len(self._started)}"
         self._started.append(name)

@@ -13,14 +13,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millstream.errors import PipelineError
 from millstream.spark.jobs.lake.layout import Layout
 from millstream.spark.jobs.lake.publish import check_columns, columns_of, not_taken, schema_of
+from millstream.spark.jobs.lake.store import files_of, storage_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import pyarrow.parquet as pq
 
     from millstream.spark.jobs.lake.publish import Manifest
 
@@ -56,14 +56,16 @@ class DeltaLake:
             ),
         )
 
-    def check(self, schema: pa.Schema) -> None:
-        from deltalake import DeltaTable
+    def entered(self, query_id: str) -> int | None:
+        table = self._there()
+        version = None if table is None else table.transaction_version(query_id)
+        return None if version is None else int(version)
 
+    def check(self, schema: pa.Schema) -> None:
         wanted = self._wanted(schema)
-        root = str(self._layout.root)
-        if not DeltaTable.is_deltatable(root):
+        table = self._there()
+        if table is None:
             return
-        table = DeltaTable(root)
         check_columns("Delta table", columns_of(table.schema().fields), columns_of(wanted.fields))
         columns = tuple(table.metadata().partition_columns)
         if columns != self._layout.partition_by:
@@ -79,11 +81,22 @@ class DeltaLake:
         schema = schema_of(self._layout, manifest)
         assert schema is not None, "the files are in their place"
         self.check(schema)
-        root = str(self._layout.root)
-        if DeltaTable.is_deltatable(root):
-            return DeltaTable(root)
-        columns = list(self._layout.partition_by)
-        return DeltaTable.create(root, self._wanted(schema), mode="ignore", partition_by=columns)
+        return self._there() or DeltaTable.create(
+            self._layout.url,
+            self._wanted(schema),
+            mode="ignore",
+            partition_by=list(self._layout.partition_by),
+            storage_options=storage_options(self._layout),
+        )
+
+    def _there(self) -> Any:
+        """The table, if there is one."""
+        from deltalake import DeltaTable
+
+        options = storage_options(self._layout)
+        if not DeltaTable.is_deltatable(self._layout.url, options):
+            return None
+        return DeltaTable(self._layout.url, storage_options=options)
 
     def _wanted(self, schema: pa.Schema) -> Any:
         from deltalake.schema import Schema
@@ -102,6 +115,7 @@ class DeltaLake:
         from deltalake.transaction import AddAction
 
         now_ms = time.time_ns() // 1_000_000
+        files = files_of(self._layout)
         return [
             AddAction(
                 path=file.path,
@@ -109,15 +123,14 @@ class DeltaLake:
                 partition_values=dict(file.partition),
                 modification_time=now_ms,
                 data_change=True,
-                stats=json.dumps(_statistics(self._layout.root / file.path, file.rows)),
+                stats=json.dumps(_statistics(files.footer(file.path), file.rows)),
             )
             for file in manifest.files
         ]
 
 
-def _statistics(path: Path, rows: int) -> dict[str, Any]:
+def _statistics(footer: pq.FileMetaData, rows: int) -> dict[str, Any]:
     """What a reader needs to pass over a file: least and greatest values, from the footer of the file."""
-    footer = pq.read_metadata(path)
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}

@@ -17,13 +17,14 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millstream.spark.jobs.lake.layout import Layout, Partition, TaskPlace
+from millstream.spark.jobs.lake.store import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,10 +54,10 @@ class WrittenFile:
 class _Open:
     """A file that is being written, and the rows that wait for its next row group."""
 
-    temporary: Path
+    temporary: str
     final: str
     partition: Partition
-    stream: BinaryIO
+    stream: Any
     writer: Any
     rows: int = 0
     waiting: list[pa.RecordBatch] = field(default_factory=list)
@@ -84,9 +85,9 @@ class TaskFiles:
     def __init__(self, layout: Layout, place: TaskPlace) -> None:
         self._layout = layout
         self._place = place
-        self._directory = layout.temporary(place.query_id, place.batch_id)
+        self._files = files_of(layout)
         self._open: dict[Partition, _Open] = {}
-        self._begun: list[Path] = []
+        self._begun: list[str] = []
         self._done: dict[str, WrittenFile] = {}
         self._waiting_bytes = 0
 
@@ -111,11 +112,9 @@ class TaskFiles:
     def _begin(self, partition: Partition, schema: pa.Schema) -> _Open:
         while len(self._open) >= OPEN_FILES_MAX:
             self._end(next(iter(self._open.values())))
-        self._directory.mkdir(parents=True, exist_ok=True)
-        temporary = self._directory / self._place.temporary_name()
-        name = self._place.final_name(len(self._begun))
+        temporary, final = self._names(partition)
         self._begun.append(temporary)
-        stream = temporary.open("xb")
+        stream = self._files.create(temporary)
         names = [name for name in schema.names if name not in PLAIN_COLUMNS]
         writer = pq.ParquetWriter(
             stream,
@@ -124,10 +123,19 @@ class TaskFiles:
             use_dictionary=names,
             write_statistics=[name for name in schema.names if name != "value"],
         )
-        final = "/".join(filter(None, (self._layout.directory(partition), name)))
         file = _Open(temporary, final, partition, stream, writer)
         self._open[partition] = file
         return file
+
+    def _names(self, partition: Partition) -> tuple[str, str]:
+        """Where a file is written, and where it is in the end; on an object store that is the same."""
+        place, layout = self._place, self._layout
+        name = place.object_name() if layout.scheme else place.final_name(len(self._begun))
+        final = "/".join(filter(None, (layout.directory(partition), name)))
+        if layout.scheme:
+            return final, final
+        directory = layout.temporary(place.query_id, place.batch_id).relative_to(layout.root)
+        return (directory / place.temporary_name()).as_posix(), final
 
     def _flush(self, file: _Open) -> None:
         if file.waiting_rows == 0:
@@ -141,30 +149,28 @@ class TaskFiles:
     def _end(self, file: _Open) -> None:
         self._flush(file)
         file.writer.close()
-        file.stream.flush()
-        os.fsync(file.stream.fileno())
-        size = file.stream.tell()
-        file.stream.close()
+        size = self._files.seal(file.stream)
         del self._open[file.partition]
-        relative = file.temporary.relative_to(self._layout.root).as_posix()
-        self._done[relative] = WrittenFile(relative, file.final, file.partition, file.rows, size)
+        self._done[file.temporary] = WrittenFile(
+            file.temporary, file.final, file.partition, file.rows, size
+        )
 
     def finish(self) -> list[WrittenFile]:
         for file in list(self._open.values()):
             self._end(file)
-        if self._begun:
-            sync_directories({self._directory}, self._layout.root)
-        order = [path.relative_to(self._layout.root).as_posix() for path in self._begun]
-        return [self._done[name] for name in order]
+        if self._begun and not self._layout.scheme:
+            directory = self._layout.temporary(self._place.query_id, self._place.batch_id)
+            sync_directories({directory}, self._layout.root)
+        return [self._done[name] for name in self._begun]
 
     def discard(self) -> None:
         for file in self._open.values():
             # The failure that led here is the one to tell, and a writer must not outlive its file.
             with suppress(OSError, pa.ArrowException):
                 file.writer.close()
-            file.stream.close()
+                file.stream.close()
         for path in self._begun:
-            path.unlink(missing_ok=True)
+            self._files.remove(path)
 
 
 def split(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[Partition, pa.RecordBatch]]:

@@ -28,6 +28,8 @@ from millstream.errors import InvalidArgument
 HIDDEN: Final = "_millstream"
 TABLES: Final = ("parquet", "delta", "iceberg")
 PARTITIONS: Final = ("date", "stream")
+IDENTIFIER: Final = "millstream.records"
+S3: Final = "s3"
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 """The name that Hive, Spark, pyarrow and DuckDB give to a partition without a value."""
 _ESCAPED: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
@@ -45,8 +47,15 @@ class Layout:
     """How one lake is laid out."""
 
     root: Path
+    """A directory; with a scheme, bucket and prefix."""
     table: str = "parquet"
     partition_by: tuple[str, ...] = ("date",)
+    scheme: str = ""
+    """`s3`, or nothing for a directory."""
+    catalog: str = ""
+    """Of Iceberg: one of the user's own, by the name that it has for pyiceberg."""
+    identifier: str = IDENTIFIER
+    """Of Iceberg: the table in its catalog."""
 
     def __post_init__(self) -> None:
         if self.table not in TABLES:
@@ -59,6 +68,11 @@ class Layout:
                 f"a lake cannot be partitioned by `{','.join(self.partition_by)}`",
                 hint="choose date, stream, date,stream or none",
             )
+
+    @property
+    def url(self) -> str:
+        """How tables and people name the root."""
+        return f"{self.scheme}://{self.root.as_posix()}" if self.scheme else str(self.root)
 
     @property
     def keeps_partition_columns(self) -> bool:
@@ -101,6 +115,12 @@ class TaskPlace:
         if not _QUERY.fullmatch(self.query_id):
             raise InvalidArgument(f"`{self.query_id}` is not the id of a streaming query")
 
+    def object_name(self) -> str:
+        """A final name that no other attempt has, for stores without rename."""
+        return (
+            f"part-{self.batch_id:08d}-{self.task:05d}-{uuid.uuid4().hex}-{self.query_id}.parquet"
+        )
+
     def final_name(self, sequence: int) -> str:
         return f"part-{self.batch_id:08d}-{self.task:05d}-{sequence:03d}-{self.query_id}.parquet"
 
@@ -110,17 +130,33 @@ class TaskPlace:
         return f"{uuid.uuid4().hex}.parquet.tmp"
 
 
-def local_root(path: str) -> Path:
-    """The lake's directory; other file systems have no rename that publishes a file."""
+def root_of(path: str) -> tuple[str, Path]:
+    """The scheme (`s3`, or nothing for a directory), and the root of a lake."""
     scheme = _SCHEME.match(path)
     if scheme is None:
-        return Path(path).expanduser().absolute()
+        return "", Path(path).expanduser().absolute()
+    if scheme[1].lower() == S3:
+        bucket, _, prefix = path[len("s3://") :].partition("/")
+        if not bucket or not prefix.strip("/"):
+            raise InvalidArgument(f"`{path}` has no prefix", hint="write s3://BUCKET/PREFIX")
+        return S3, Path(bucket, prefix.strip("/"))
     if scheme[1].lower() != "file":
         raise InvalidArgument(
-            f"a lake cannot be on `{scheme[1]}://`: publishing needs a file system with rename",
+            f"a lake cannot be on `{scheme[1]}://`",
+            hint="name a directory that the driver and all executors share, or s3://BUCKET/PREFIX",
+        )
+    return "", Path(path[len("file://") :]).absolute()
+
+
+def local_root(path: str) -> Path:
+    """A directory: other places have no rename that publishes a file."""
+    scheme, root = root_of(path)
+    if scheme:
+        raise InvalidArgument(
+            f"`{path}` is not a directory: publishing needs a file system with rename",
             hint="name a directory that the driver and all executors share",
         )
-    return Path(path[len("file://") :]).absolute()
+    return root
 
 
 def partition_columns(text: str) -> tuple[str, ...]:

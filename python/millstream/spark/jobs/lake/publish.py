@@ -147,6 +147,9 @@ class Table(Protocol):
     def enter(self, manifest: Manifest) -> None:
         """Make the files part of the table, unless this batch of this query is part of it."""
 
+    def entered(self, query_id: str) -> int | None:
+        """The newest batch of a query that is part of the table."""
+
 
 class Publisher:
     """Takes batches of one lake through `decide`, `place`, `enter` and `clean`."""
@@ -177,12 +180,7 @@ class Publisher:
         newest = max(self._batches(query_id), default=-1)
         if newest <= batch_id:
             return
-        raise PipelineError(
-            f"batch {batch_id} comes after batch {newest} of the same query was landed",
-            code="batch_out_of_order",
-            hint="the checkpoint is older than the lake: put the newer checkpoint back, or land "
-            "into another directory with a new checkpoint",
-        )
+        raise out_of_order(batch_id, newest)
 
     def decide(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> Manifest:
         """Create the manifest; if another driver was quicker, its decision counts."""
@@ -263,13 +261,7 @@ class Publisher:
             path = self._layout.root / file.temporary
             size = path.stat().st_size if path.exists() else None
             if size != file.bytes:
-                raise PipelineError(
-                    f"an executor wrote `{path}`, but the driver does not see it"
-                    if size is None
-                    else f"`{path}` has {size} bytes, an executor wrote {file.bytes}",
-                    code="lake_not_shared",
-                    hint="the lake must be a directory that the driver and all executors share",
-                )
+                raise not_written(str(path), size, file.bytes)
 
     def _check_form(self, schema: pa.Schema) -> None:
         """Files that look different would make the lake unreadable (I-LAK-13)."""
@@ -293,11 +285,44 @@ class Publisher:
         return [int(name) for name in names if name.isdigit()]
 
 
+def out_of_order(batch_id: int, newest: int) -> PipelineError:
+    return PipelineError(
+        f"batch {batch_id} comes after batch {newest} of the same query was landed",
+        code="batch_out_of_order",
+        hint="the checkpoint is older than the lake: put the newer checkpoint back, or land "
+        "into another directory with a new checkpoint",
+    )
+
+
+def not_written(path: str, size: int | None, written: int) -> PipelineError:
+    return PipelineError(
+        f"an executor wrote `{path}`, but the driver does not see it"
+        if size is None
+        else f"`{path}` has {size} bytes, an executor wrote {written}",
+        code="lake_not_shared",
+        hint="the lake must be a place that the driver and all executors share",
+    )
+
+
 def some_manifest(layout: Layout) -> Manifest | None:
     """Any decision that was made in this lake; `None` if nothing was landed here."""
     for path in (layout.root / HIDDEN / "batches").glob("*/*.json"):
         return Manifest.decode(path.read_bytes(), path)
     return None
+
+
+def newest_batches(layout: Layout) -> dict[str, int]:
+    """The newest batch of each query that is published: not one of which files still wait for their names."""
+    found: dict[str, int] = {}
+    for directory in _entries(layout.root / HIDDEN / "batches"):
+        numbers = [int(entry.stem) for entry in _entries(directory) if entry.stem.isdigit()]
+        if not numbers:
+            continue
+        path = layout.manifest(directory.name, max(numbers))
+        files = Manifest.decode(path.read_bytes(), path).files
+        waits = any((layout.root / file.temporary).is_file() for file in files)
+        found[directory.name] = max(numbers) - (1 if waits else 0)
+    return found
 
 
 def schema_of(layout: Layout, manifest: Manifest) -> pa.Schema | None:

@@ -13,7 +13,7 @@ from millstream.errors import SetupError
 
 if TYPE_CHECKING:
     from millstream.spark.jobs.lake.layout import Layout
-    from millstream.spark.jobs.lake.publish import Table
+    from millstream.spark.jobs.lake.publish import Publisher, Table
 
 PACKAGES: Final = {"parquet": (), "delta": ("deltalake",), "iceberg": ("pyiceberg", "sqlalchemy")}
 
@@ -26,6 +26,17 @@ def check_installed(table: str) -> None:
             f"table format `{table}` needs the package `{missing[0]}` on the driver",
             hint=f"pip install 'millstream[{table}]'",
         )
+
+
+def publisher_of(layout: Layout) -> type[Publisher]:
+    """What publishes batches here."""
+    if layout.scheme:
+        from millstream.spark.jobs.lake.objects import ObjectPublisher
+
+        return ObjectPublisher
+    from millstream.spark.jobs.lake.publish import Publisher
+
+    return Publisher
 
 
 def table_of(layout: Layout) -> Table | None:
