@@ -58,6 +58,24 @@ def group_cpu_seconds(group: int) -> float:
     return total / CLOCK_TICKS
 
 
+def own_cpu_seconds() -> float:
+    """Of this process and all below it, those that have ended and were waited for included."""
+    fields = {
+        int(entry.name): found
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (found := _stat_fields(int(entry.name))) is not None
+    }
+    below: dict[int, list[int]] = {}
+    for process, found in fields.items():
+        below.setdefault(int(found[1]), []).append(process)
+    total, left = 0, [os.getpid()]
+    while left:
+        process = left.pop()
+        total += sum(map(int, fields[process][11:15]))
+        left += below.get(process, [])
+    return total / CLOCK_TICKS
+
+
 def group_rss_bytes(group: int) -> int:
     """Sum of VmRSS over the process group."""
     total = 0

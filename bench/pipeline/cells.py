@@ -94,13 +94,20 @@ def measure_read(
         session_of = spark.session
         sources["arrow"] = lambda: session_of.read.format("arrowfile").load(str(root / "arrow"))
         sources["parquet"] = lambda: session_of.read.parquet(str(root / "parquet"))
+        sums = {name: _checksum(source()) for name, source in sources.items()}
+        if len(set(sums.values())) != 1:
+            raise BenchError(f"not the same values everywhere: {sums}")
         for repetition in range(options.repetitions + 1):
             for name, source in sources.items():
                 if repetition == 1:
                     machine.wait_until_quiet(options.quiet_wait)
+                before = machine.own_cpu_seconds()
                 rows, size, seconds = aggregate(source())
+                processor = machine.own_cpu_seconds() - before
                 fine = (rows, size) == (options.records, options.records * RECORD_BYTES)
-                run.say(f"  {'warm-up' if repetition == 0 else repetition} {name}: {seconds:.2f} s")
+                run.say(
+                    f"  {repetition or 'warm-up'} {name}: {seconds:.2f} s, processor {processor:.2f} s"
+                )
                 if not fine:
                     raise BenchError(f"{name} saw {rows:,} rows and {size:,} bytes")
                 if repetition:
@@ -109,6 +116,7 @@ def measure_read(
                             "cell": "read",
                             "source": name,
                             "seconds": seconds,
+                            "processor": processor,
                             "rows": rows,
                             "bytes": size,
                         }

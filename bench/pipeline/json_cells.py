@@ -79,10 +79,13 @@ def measure_json(
             for (name, by), frame in frames.items():
                 if repetition == 1:
                     machine.wait_until_quiet(options.quiet_wait)
-                started = time.perf_counter()
+                before, started = machine.own_cpu_seconds(), time.perf_counter()
                 frame().write.format("noop").mode("overwrite").save()
                 seconds = time.perf_counter() - started
-                run.say(f"  {repetition or 'warm-up'} {name}, {by}: {seconds:.2f} s")
+                processor = machine.own_cpu_seconds() - before
+                run.say(
+                    f"  {repetition or 'warm-up'} {name}, {by}: {seconds:.2f} s, processor {processor:.2f} s"
+                )
                 if repetition:
                     run.add(
                         {
@@ -90,6 +93,7 @@ def measure_json(
                             "records": name,
                             "by": by,
                             "seconds": seconds,
+                            "processor": processor,
                             "rows": count,
                         }
                     )

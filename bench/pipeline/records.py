@@ -43,9 +43,11 @@ class Records:
         head = f'{{"id":{number:010d},"user":"u{number % 9973:04d}","at":{1_763_000_000_000 + number},"note":"'
         # JSON numbers have no leading zeros: the id is padded by its first digit instead.
         head = head.replace('{"id":0', '{"id":1', 1)
-        room = RECORD_BYTES - len(head) - 2
-        at = (number * 7919) % (NOISE_BYTES - room)
-        return f'{head}{self._noise[at : at + room]}"}}'.encode()
+        return f'{head}{self.noise(number, RECORD_BYTES - len(head) - 2)}"}}'.encode()
+
+    def noise(self, number: int, length: int) -> str:
+        at = (number * 7919) % (NOISE_BYTES - length)
+        return self._noise[at : at + length]
 
     def range(self, first: int, count: int) -> Iterator[bytes]:
         return (self[number] for number in range(first, first + count))
