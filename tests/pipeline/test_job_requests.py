@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from millstream._engine import matching
 from millstream.cli.context import App
 from millstream.cli.main import cli
 from millstream.cli.pipeline import tell
-from millstream.control.subscriptions.globs import matcher
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs import JOBS, find
 from millstream.spark.jobs.__main__ import parser, request_of
@@ -32,11 +32,9 @@ PATHS = [
 def test_a_glob_means_what_it_means_for_subscriptions(size: int) -> None:
     for parts in itertools.product(SEGMENTS, repeat=size):
         glob = "/".join(parts)
-        wanted = matcher(glob)
         pattern = re.compile(glob_pattern(glob))
-        for path in PATHS:
-            found = pattern.fullmatch(path) is not None
-            assert found == wanted(path), f"{glob} -> {pattern.pattern} on {path}"
+        found = [path for path in PATHS if pattern.fullmatch(path)]
+        assert found == matching(glob, PATHS), f"{glob} -> {pattern.pattern}"
 
 
 def test_a_star_inside_a_segment_stays_inside_it() -> None:

@@ -40,11 +40,13 @@ def check(api: Api, streams: dict[str, Any], *, killed: bool) -> None:
         head = api.head(path)
         names = [name for name in known["head"] if name != "stream-next-offset"]
         assert {name: head.get(name) for name in names} == {n: known["head"][n] for n in names}
-        if durability == "ephemeral" or (durability == "memory" and killed):
+        if durability == "ephemeral" or (durability in ("memory", "disk") and killed):
             body, _ = read_through(api, path)
-            assert "".join(text for _, text, _ in known["pieces"]).startswith(
-                body.decode("latin-1")
-            )
+            whole = "".join(text for _, text, _ in known["pieces"])
+            assert whole.startswith(body.decode("latin-1"))
+            # The log has the bytes of `disk`. But this kernel is not the one that it was written under, so that
+            # some could be lost: such a stream goes on in a new epoch.
+            assert durability != "disk" or len(body) == len(whole), path
             continue
         assert head.offset == known["head"]["stream-next-offset"], path
         for offset, text, following in known["pieces"]:
