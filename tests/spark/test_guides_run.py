@@ -7,6 +7,7 @@ named there. The guide to the client needs no Spark: tests/docs/test_python_guid
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:4437"
 PORT = "port=9464"
 CHECKPOINT = "all-clicks-checkpoint"
+DEADLINE_S = 60.0
 ELSEWHERE = {
     "python": "tests/docs/test_python_guide.py runs it: it needs no Spark",
     "scheduling": "a DAG needs Airflow; tests/docs/test_guides.py looks at its commands",
@@ -61,6 +63,11 @@ def before_spark(_spark: Any, _server: Server, client: Client) -> None:
 
 def after_spark(client: Client, found: Namespace) -> None:
     assert [record.value for record in client.stream("all-clicks").read()] == [{"n": 1}, {"n": 2}]
+    # The listener hears of the next batch.
+    client.stream("clicks/a").append({"n": 3})
+    deadline = time.monotonic() + DEADLINE_S
+    while not any(client.list("metrics/spark")):
+        assert time.monotonic() < deadline, "the listener has told nothing"
     found["spark"].streams.removeListener(found["listener"])
     found["listener"].close()
     assert client.stream("metrics/spark").info().content_type == "application/json"

@@ -16,7 +16,9 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
+from millstream.client.control import control_call
 from millstream.client.sync.reads import PipelineReads
 from millstream.errors import InvalidArgument, StreamNotFound
 from millstream.spark.jobs.audit_report import (
@@ -100,7 +102,7 @@ def audit_lake(
     ]
     fresh = {one.name: one for one in chosen.ask(reads).streams}
     findings, counts = audit.differing(lake, bounds, of_lake, of_streams, fresh)
-    beyond, how_many = audit.beyond(lake, of_lake, of_streams, fresh)
+    beyond, how_many = audit.beyond(lake, of_lake, fresh, client)
     for key, count in how_many.items():
         counts[key] = counts.get(key, 0) + count
     others = audit.unbacked(lake, bounds, of_lake, tails)
@@ -275,24 +277,24 @@ class _LakeAudit:
         self,
         lake: DataFrame,
         of_lake: Sequence[Sum],
-        of_streams: Sequence[Sum],
         fresh: Mapping[str, StreamTail],
+        client: Client,
     ) -> tuple[list[Finding], dict[tuple[str, str], int]]:
         """Rows behind the tail, but for those of an earlier stream of the name."""
-        begins = _begins(of_streams)
+        behind = [one for one in of_lake if one.part == BEYOND and one.stream in fresh]
+        if not behind:
+            return [], {}
+        begins = {name: _created(client, name) for name in {one.stream for one in behind}}
         suspects = [
             Suspect(
                 one.stream,
                 one.bucket,
                 fresh[one.stream].tail_number,
                 ALL_NUMBERS,
-                begins.get(one.stream, NO_BEGIN),
+                begins[one.stream],
             )
-            for one in of_lake
-            if one.part == BEYOND and one.stream in fresh
+            for one in behind
         ]
-        if not suspects:
-            return [], {}
         return records(lake.limit(0), lake, suspects, self._size)
 
     def unbacked(
@@ -376,6 +378,15 @@ def _begins(of_streams: Sequence[Sum]) -> dict[str, int]:
         if one.begin is not None:
             found[one.stream] = min(one.begin, found.get(one.stream, one.begin))
     return found
+
+
+def _created(client: Client, name: str) -> int:
+    """When a stream was created, in microseconds. What a crash took of it is older than the oldest record it has now."""
+    try:
+        found = control_call(client, "GET", f"/-/api/streams/{quote(name)}")
+    except StreamNotFound:
+        return NO_BEGIN
+    return int(found["created_at"]) * 1000
 
 
 def named(names: Sequence[str]) -> dict[str, str]:
