@@ -16,7 +16,6 @@ from support.server import Server
 from support.spark import Driver
 from support.spark_job_table import LINES, left_at, run_steps
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
 
 
@@ -30,6 +29,8 @@ def test_every_job_is_in_the_table() -> None:
     assert LINES.keys() == JOBS.keys()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LINES)
 def test_a_cluster_gives_the_local_result(
     server: Server,
@@ -44,8 +45,8 @@ def test_a_cluster_gives_the_local_result(
     found = {}
     for place, driver in (("local", local_driver), ("cluster", standalone_driver)):
         steps = line.at(place, tmp_path)
-        rows = driver.call(run_steps, url=server.url, steps=steps, deadline_s=DEADLINE_S)
-        assert all(rows), rows
-        found[place] = left_at(client, place, tmp_path)
+        told = driver.call(run_steps, url=server.url, steps=steps, deadline_s=DEADLINE_S)
+        assert all(told), told
+        found[place] = left_at(client, place, tmp_path, told)
     assert any(found["local"]["streams"].values()) or found["local"]["rows"]
     assert found["cluster"] == found["local"]

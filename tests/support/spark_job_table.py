@@ -95,18 +95,21 @@ def _placed(given: dict[str, Any], place: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def run_steps(spark: Any, *, url: str, steps: list[dict[str, Any]]) -> list[int]:
-    """Runs in a driver. The rows of each step that is a query."""
-    rows = []
+def run_steps(spark: Any, *, url: str, steps: list[dict[str, Any]]) -> list[Any]:
+    """Runs in a driver. The rows of each step that is a query, the report of each other one."""
+    found: list[Any] = []
     for step in steps:
-        found = jobs.JOBS[step["job"]](spark, url=url, **step["given"])
+        begun = jobs.JOBS[step["job"]](spark, url=url, **step["given"])
         if step["is_query"]:
-            rows.append(driver.watch(found, lambda _: None).rows)
-    return rows
+            found.append(driver.watch(begun, lambda _: None).rows)
+        else:
+            assert begun.ok, begun.lines()
+            found.append(begun.document())
+    return found
 
 
-def left_at(client: Client, place: str, folder: Path) -> dict[str, Any]:
-    """What a line has left: records of streams and rows of files, by name, whatever their order."""
+def left_at(client: Client, place: str, folder: Path, told: list[Any]) -> dict[str, Any]:
+    """What a line has left: records of streams and rows of files, by name, whatever their order; and what `run_steps` has told."""
     streams = {
         info.path.removeprefix(place): sorted(records(client, info.path))
         for info in client.list()
@@ -117,11 +120,17 @@ def left_at(client: Client, place: str, folder: Path) -> dict[str, Any]:
         partition = path.parent.relative_to(folder / place).as_posix()
         table = pq.read_table(path, partitioning=None)
         rows += [f"{partition}: {sorted(row.items())}" for row in table.to_pylist()]
-    return {"streams": streams, "rows": sorted(rows)}
+    said = json.dumps(told).replace(str(folder / place), "{folder}").replace(f"stream:{place}/", "")
+    return {"streams": streams, "rows": sorted(rows), "told": json.loads(said)}
 
 
 def orders() -> list[bytes]:
     return json_orders.orders(COUNT, seed=31)
+
+
+def good_orders() -> list[bytes]:
+    """The id of each is its offset."""
+    return json_orders.orders(COUNT, seed=34, bad_share=0)
 
 
 def repeated() -> list[bytes]:
@@ -142,6 +151,13 @@ def changes() -> list[bytes]:
     return [json.dumps(change).encode() for change in changelog.changes(COUNT, seed=33)]
 
 
+ENRICH = {
+    "key": "id",
+    "lookup": "{folder}/table",
+    "lookup_key": "offset",
+    "add": "landed=timestamp,order=value:json",
+}
+AUDIT = {"range": 70, "skip_verify": True}
 DECODE = {"schema": json_orders.SCHEMA, "dead_letters": "{place}/dead", "create": True}
 LINES: dict[str, Line] = {
     "land": Line(orders, (Step("land", "in", "{folder}/lake", {"table": "delta"}),)),
@@ -213,5 +229,29 @@ LINES: dict[str, Line] = {
         orders,
         (Step("metrics", "in", "{folder}/lake", {"window": "1s", "late": "0s"}),),
         seconds=2.1,
+    ),
+    "enrich": Line(
+        good_orders,
+        (
+            Step("land", "in", "{folder}/table", {"table": "delta"}),
+            Step("enrich", "in", "stream:{place}/out", {**ENRICH, "create": True}),
+            Step("enrich", "in", "{folder}/lake", ENRICH),
+        ),
+    ),
+    "compact": Line(
+        orders,
+        (
+            Step("land", "in", "{folder}/lake", {}),
+            Step("compact", "{folder}/lake", "{folder}/large", {}, False),
+        ),
+    ),
+    "audit": Line(
+        orders,
+        (
+            Step("land", "in", "{folder}/lake", {}),
+            Step("copy", "in", "stream:{place}/out", {"create": True}),
+            Step("audit", "in", "{folder}/lake", {**AUDIT, "checkpoint": "{folder}/0"}, False),
+            Step("audit", "in", "stream:{place}/out", {**AUDIT, "checkpoint": "{folder}/1"}, False),
+        ),
     ),
 }
