@@ -1,4 +1,5 @@
-"""The parts of docs/ that are made from the code: settings, command line, metrics, error codes, the Python client.
+"""The parts of docs/ that are made from the code and from kept runs: settings, command line, metrics, error codes, the
+Python client, what was killed, what was measured.
 
 Run by hand after a change (`python tools/gen_docs.py`), and as `--check` by tests/docs, which fails with a diff when a
 document is stale. A document is written by hand except for its regions, each between two marks:
@@ -25,6 +26,7 @@ import click
 
 import durability_table
 import python_reference
+import spark_speed
 from millstream import errors, settings
 from millstream.cli.main import PROGRAM, cli
 from millstream.spark import options as spark_options
@@ -241,6 +243,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "durability": durability_table.durability,
     "spark-options": spark_option_tables,
+    "spark-speed": spark_speed.spark_speed,
     "python-api": python_reference.python_api,
     "python-aio": python_reference.python_aio,
 }

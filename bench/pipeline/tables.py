@@ -43,7 +43,7 @@ def report(document: Record) -> tuple[list[str], bool]:
         bounds += own_bounds
     lines += ["| bound | wanted | measured | verdict |", "|---|---|---|---|"]
     lines += [
-        f"| {name} | {wanted} | {measured} | {verdict(passed, final=final)} |"
+        f"| {name} | {wanted} | {measured} | {'' if passed is None else verdict(passed, final=final)} |"
         for name, wanted, measured, passed in bounds
     ]
     return lines, all(passed is not False for *_, passed in bounds)
@@ -58,7 +58,8 @@ def _read(records: list[Record]) -> Part:
         for name in TITLES
     }
     size = own[0]["bytes"]
-    lines = ["| batch read, best | s | MB/s | million rows/s |", "|---|---|---|---|"]
+    head = f"| batch read of {own[0]['rows']:,} records, best | s | MB/s | million rows/s |"
+    lines = [head, "|---|---|---|---|"]
     lines += [
         f"| {TITLES[name]} | {seconds:.2f} | {size / seconds / 1e6:.0f} | {own[0]['rows'] / seconds / 1e6:.2f} |"
         for name, seconds in best.items()
@@ -79,7 +80,8 @@ def _json(records: list[Record]) -> Part:
     own = [one for one in records if one["cell"] == "json"]
     if not own:
         return [], []
-    lines = ["| JSON records, best | `valueFormat=json`, s | `from_json`, s |", "|---|---|---|"]
+    head = f"| {own[0]['rows']:,} JSON records, best | `valueFormat=json`, s | `from_json`, s |"
+    lines = [head, "|---|---|---|"]
     bounds: list[tuple[str, str, str, bool | None]] = []
     for name in dict.fromkeys(one["records"] for one in own):
         ours, theirs = (
@@ -104,7 +106,7 @@ def _jobs(records: list[Record]) -> Part:
     # Not the least: what a worker has used that ended meanwhile is not seen.
     processor = {key: median(one["processor"] for one in found) for key, found in runs.items()}
     lines = [
-        "| job, best | from streams, s (processor, median) | from Parquet, s (processor, median) | from streams, million rows/s |",
+        f"| job of {own[0]['rows']:,} records, best | from streams, s (processor, median) | from Parquet, s (processor, median) | from streams, million rows/s |",
         "|---|---|---|---|",
     ]
     bounds: list[tuple[str, str, str, bool | None]] = []
