@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import duckdb
 import pyarrow as pa
 import pyarrow.dataset as dataset
 import pytest
@@ -100,8 +101,9 @@ def test_times_inside_values_and_a_refused_run_in_between(
                 run(spark, others)
 
 
-def test_names_of_streams_read_the_same_in_spark_and_pyarrow(spark: Any, tmp_path: Path) -> None:
-    """DuckDB reads them like pyarrow."""
+def test_names_of_streams_read_the_same_in_spark_pyarrow_and_duckdb(
+    spark: Any, tmp_path: Path
+) -> None:
     names = ["a b", "a#b", "ümlaut", "日本", "50%", "chat/1", "x+y", "a=b", "a:b?"]
     now = pa.array([datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)] * len(names))
     numbers = pa.array(range(len(names)))
@@ -112,3 +114,5 @@ def test_names_of_streams_read_the_same_in_spark_and_pyarrow(spark: Any, tmp_pat
     assert sorted(landed(tmp_path)) == sorted(zip(names, range(len(names)), strict=True))
     read = spark.read.parquet(str(tmp_path)).select("stream", "offset").collect()
     assert sorted((row.stream, row.offset) for row in read) == landed(tmp_path)
+    found = duckdb.read_parquet(f"{tmp_path}/**/*.parquet", hive_partitioning=True)
+    assert sorted(found.project('stream, "offset"').fetchall()) == landed(tmp_path)
