@@ -1,12 +1,14 @@
 """What is wrong with a command is one clear error, for every job: one sentence and a hint, before a JVM, and nothing is written.
 
-A new job gets a line in `GOOD`; what may be wrong in every job is tried with it then.
+A new job gets a line in `GOOD` or `ONCE`; what may be wrong in every job is tried with it then.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from millstream.cli.main import main
 from millstream.spark.jobs import JOBS
 from support.http import Api
+from support.lakes import Lake
 from support.reverse_proxy import ReverseProxy
 from support.server import Server
 
@@ -47,6 +50,10 @@ GOOD: dict[str, tuple[str, ...]] = {
     ),
 }
 """For each job that follows streams a command line that is right, but for what a test adds."""
+ONCE: dict[str, tuple[str, ...]] = {"audit": ("--to", "old"), "compact": ("--to", "new")}
+"""The same for each batch job."""
+TOKENS = {**GOOD, "audit": ONCE["audit"]}
+"""The jobs that talk to a server."""
 Told = dict[str, Any]
 Run = Callable[..., tuple[int, Told]]
 
@@ -67,7 +74,8 @@ def run(
 
     def fail(job: str, *flags: str, way: str = "run") -> tuple[int, Told]:
         before = sorted(tmp_path.rglob("*"))
-        code = main(["--json", "pipeline", way, job, "--from", "in", *flags])
+        source = "old" if job == "compact" else "in"
+        code = main(["--json", "pipeline", way, job, "--from", source, *flags])
         shown = capsys.readouterr()
         assert shown.out == ""
         (line,) = shown.err.splitlines()
@@ -86,8 +94,8 @@ def _no_spark(*_: object, **__: object) -> None:
 
 
 def test_every_job_is_tried() -> None:
-    """Those that run once take other flags, and have tests of their own."""
-    assert GOOD.keys() == {name for name, job in JOBS.items() if not job.runs_once}
+    for table, runs_once in ((GOOD, False), (ONCE, True)):
+        assert table.keys() == {name for name, job in JOBS.items() if job.runs_once == runs_once}
 
 
 @pytest.mark.parametrize("job", GOOD)
@@ -110,6 +118,40 @@ def test_a_wrong_flag(run: Run, job: str, flags: tuple[str, ...], said: str) -> 
     code, error = run(job, *GOOD[job], *flags)
     assert code == 2
     assert said in error["message"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> None:
+    """What a batch job is about."""
+    row = {"stream": ["in"], "offset": [0], "timestamp": [datetime.now(UTC)], "value": [b"1"]}
+    Lake(tmp_path / "old").add([pa.record_batch(row)])
+
+
+@pytest.mark.usefixtures("lake")
+@pytest.mark.parametrize("job", ONCE)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--nope", "x"), "no such option '--nope'"),
+        (("--option", "nope=x"), "there is no option `nope`|reads no stream"),
+        (("--option", "nope"), "`nope` is not NAME=VALUE"),
+        (("--to", "stream:s"), "needs its checkpoint|writes files, not `stream:s`"),
+        (("--max-rows", "5"), "--max-rows means nothing"),
+        (("--every", "5s"), "--every means nothing"),
+        (("--master", "local[1]", "--remote", "sc://h"), "choose --master or --remote"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_a_wrong_flag_of_a_batch_job(run: Run, job: str, flags: tuple[str, ...], said: str) -> None:
+    code, error = run(job, *ONCE[job], *flags)
+    assert code == 2
+    assert re.search(said, error["message"])
+
+
+@pytest.mark.parametrize("job", ONCE)
+def test_a_lake_that_is_missing(run: Run, job: str) -> None:
+    code, error = run(job, *ONCE[job])
+    assert (code, "there is no lake at" in error["message"]) == (2, True), error
 
 
 @pytest.mark.parametrize(
@@ -154,7 +196,8 @@ def test_a_target_stream_that_is_missing(run: Run, api: Api, job: str) -> None:
     assert "--create" in error["hint"]
 
 
-@pytest.mark.parametrize("job", GOOD)
+@pytest.mark.usefixtures("lake")
+@pytest.mark.parametrize("job", TOKENS)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -168,17 +211,18 @@ def test_a_token_that_is_not_where_it_is_said_to_be(
 ) -> None:
     monkeypatch.delenv("NO_TOKEN", raising=False)
     monkeypatch.setenv("EMPTY_TOKEN", " ")
-    code, error = run(job, *GOOD[job], "--option", given)
+    code, error = run(job, *TOKENS[job], "--option", given)
     assert (code, error["code"]) == (2, "option_invalid")
     assert said in error["message"]
 
 
+@pytest.mark.usefixtures("lake")
 def test_a_token_that_nobody_has_given(
     run: Run, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ReverseProxy(server.port, "a-token") as proxy:
         monkeypatch.setenv("MILLSTREAM_URL", proxy.url)
-        for job, flags in GOOD.items():
+        for job, flags in TOKENS.items():
             code, error = run(job, *flags)
             assert (code, error["code"]) == (1, "unauthorized")
             assert "--option tokenEnv=NAME" in error["hint"]
