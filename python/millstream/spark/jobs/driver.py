@@ -153,11 +153,12 @@ def reach(job: Job, request: Request) -> None:
     options = Options(source_options(job, request))
     try:
         with access(options).connect_first() as client:
-            if job.runs_once:  # it says itself what became of a stream
-                return
             streams = chosen(options)
             seconds = options.required_number("connectTimeout") / 1000
-            streams.all_there(streams.ask(PipelineReads(client, seconds), walk=True))
+            tails = streams.ask(PipelineReads(client, seconds), walk=True)
+            if job.runs_once:  # it says itself what became of a stream
+                return
+            streams.all_there(tails)
             check_targets(client, job, request, seconds)
     except errors.Unauthorized as error:
         raise error.reworded(hint=_CREDENTIALS_HINT) from None
