@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,24 @@ def table_at(lake: Path, table: str) -> pa.Table:
     return found
 
 
+@pytest.fixture
+def session_zone(spark: Any) -> Iterator[Callable[[str], None]]:
+    """Puts the session into a zone; after the test it is where it was."""
+    name = "spark.sql.session.timeZone"
+    before = spark.conf.get(name)
+    yield lambda zone: spark.conf.set(name, zone)
+    spark.conf.set(name, before)
+
+
 @pytest.mark.parametrize("table", ["delta", "iceberg"])
-def test_times_inside_values_and_a_refused_run_in_between(
-    spark: Any, server: Server, client: Client, tmp_path: Path, table: str
+def test_times_inside_values_in_changing_zones_and_a_refused_run_in_between(
+    spark: Any,
+    server: Server,
+    client: Client,
+    tmp_path: Path,
+    session_zone: Callable[[str], None],
+    table: str,
 ) -> None:
-    assert spark.conf.get("spark.sql.session.timeZone") != "UTC"
     stream = client.create("s", content_type=JSON)
     lake, moment = tmp_path / "lake", datetime.datetime(2026, 3, 1, 23, 30, tzinfo=datetime.UTC)
     asked = Request(server.url, ("s",), Target.parse(str(lake)), {"table": table}, TYPED)
@@ -89,7 +103,8 @@ def test_times_inside_values_and_a_refused_run_in_between(
         source_options={},
         checkpoint=str(tmp_path / "other"),
     )
-    for count in (1, 2):
+    for count, zone in enumerate(("Asia/Kolkata", "America/New_York"), 1):
+        session_zone(zone)
         stream.append({"at": moment.isoformat(), "more": [{"at": moment.isoformat()}]})
         assert run(spark, asked) == 1
         values = table_at(lake, table).column("value").to_pylist()
