@@ -6,7 +6,6 @@ named there. The guide to the client needs no Spark: tests/docs/test_python_guid
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +15,10 @@ import pytest
 
 from millstream.client.sync.client import Client
 from millstream.spark import jobs
-from support.server import ROOT, Server
+from support.guides import GUIDES, python_of
+from support.server import Server
 from support.spark import wait_for
 
-GUIDES = ROOT / "docs" / "guides"
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ADDRESS = "http://127.0.0.1:4437"
 PORT = "port=9464"
 CHECKPOINT = "all-clicks-checkpoint"
@@ -28,15 +26,11 @@ DEADLINE_S = 60.0
 ELSEWHERE = {
     "python": "tests/docs/test_python_guide.py runs it: it needs no Spark",
     "scheduling": "a DAG needs Airflow; tests/docs/test_guides.py looks at its commands",
-    "spark-connect": "needs a Connect server; tests/spark/test_packaging.py does the same",
+    "spark-connect": "needs a Connect server: tests/spark/test_packaging.py runs it there",
     "spark-pipelines": "needs a command of its own; tests/spark/test_pipelines.py runs it",
-    "spark-standalone": "needs a cluster without Millstream; tests/spark/test_packaging.py has one",
+    "spark-standalone": "needs a cluster without Millstream: tests/spark/test_packaging.py runs it there",
 }
 Namespace = dict[str, Any]
-
-
-def python_of(page: str) -> list[str]:
-    return BLOCK.findall((GUIDES / f"{page}.md").read_text())
 
 
 PAGES = [page.stem for page in sorted(GUIDES.glob("*.md")) if python_of(page.stem)]

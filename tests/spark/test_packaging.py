@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 import millstream
 from millstream.client.sync.client import Client
 from support.bare_python import MILLSTREAM, bare_python
+from support.guides import python_of
 from support.server import Server
 from support.spark import Driver, available_now, environment
 from support.spark_cluster import ConnectServer, StandaloneCluster
@@ -28,6 +30,8 @@ from support.spark_cluster import ConnectServer, StandaloneCluster
 pytestmark = pytest.mark.long
 
 ROWS = 500
+STREAMS = "http://streams:4437"
+"""The server that guides of clusters show."""
 LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -72,10 +76,16 @@ def read_all(spark: Any, url: str, stream: str) -> list[int]:
     return total(spark, url, stream)
 
 
+def run_guide(spark: Any, page: str, instead: dict[str, str]) -> None:
+    """Every block of a page, as it is shown but for the addresses; it ships Millstream to the session."""
+    found = {"spark": spark}
+    for text in python_of(page, instead):
+        exec(compile(text, f"{page}.md", "exec"), found)
+
+
 def ship_and_use(spark: Any, url: str, stream: str, folder: str) -> dict[str, Any]:
-    """Spark knows no Millstream; after `register(ship=True)` it reads and writes, batches and streams."""
+    """Spark knows no Millstream; after what the guide shows it reads and writes, batches and streams."""
     from millstream.doctor.workers import ask_workers, judge
-    from millstream.spark import register
 
     findings = [finding.document() for finding in judge("here", ask_workers(spark))]
     try:
@@ -83,7 +93,7 @@ def ship_and_use(spark: Any, url: str, stream: str, folder: str) -> dict[str, An
         before = ""
     except Exception as error:  # noqa: BLE001 - whatever Spark makes of it
         before = str(error)
-    register(spark, ship=True)
+    run_guide(spark, "spark-standalone", {STREAMS: url})
     seen = total(spark, url, stream)
     source = spark.readStream.format("millstream").options(**options(url, stream)).load()
     writer = source.select("value").writeStream.format("millstream")
@@ -148,10 +158,8 @@ def test_a_packed_environment_by_archives(
     driver.close()
 
 
-def missing_stream(spark: Any, url: str) -> str:
-    from millstream.spark import register
-
-    register(spark, ship=True)
+def missing_stream(spark: Any, url: str, remote: str) -> str:
+    run_guide(spark, "spark-connect", {STREAMS: url, "sc://spark-server:15002": remote})
     try:
         total(spark, url, "nothing")
     except Exception as error:  # noqa: BLE001 - whatever Connect makes of it
@@ -164,7 +172,7 @@ def test_a_connect_session_is_sent_the_code(
 ) -> None:
     """The server has Millstream, too; what is shipped wins, as the traceback of an error shows."""
     driver = new_driver(remote=connect_server.url)
-    text = driver.call(missing_stream, url=server.url)
+    text = driver.call(missing_stream, url=server.url, remote=connect_server.url)
     assert "stream_not_found: stream `nothing` does not exist" in text
     assert "shipped:millstream/spark/" in text
     assert driver.call(read_all, url=server.url, stream=orders) == EXPECTED
@@ -219,6 +227,7 @@ def test_submit_runs_jobs_with_state_from_the_zip(
     flags = [*places, "stream:visits", "--checkpoint", str(tmp_path / "cp")]
     flags += ["--key", "user", "--gap", "5m", "--event-time", "at"]
     said = submit("sessionise", standalone, bare, server.url, tmp_path, *flags)
+    assert re.search(r"state in RocksDB, \d+ shuffle partitions; the checkpoint keeps", said)
     assert "3 sessions stay open, 0 rows came late" in said
     counts = sorted(
         (visit.value["key"], visit.value["count"]) for visit in client.stream("visits").read()
