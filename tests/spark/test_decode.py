@@ -46,7 +46,7 @@ def check_letters(client: Client, texts: list[bytes]) -> None:
 
 
 def test_to_a_stream_good_and_bad_are_one_commit(
-    spark: Any, server: Server, client: Client, tmp_path: Path, texts: list[bytes]
+    spark: Any, server: Server, client: Client, tmp_path: Path, texts: list[bytes], full: bool
 ) -> None:
     """A commit that does not come through, one whose answer is lost, the rest, and the same command again."""
     asked: dict[str, Any] = {
@@ -56,7 +56,7 @@ def test_to_a_stream_good_and_bad_are_one_commit(
         "max_rows": 150,
         "create": True,
     }
-    run_through_faults(spark, server, "decode", "in", "stream:out", **asked)
+    run_through_faults(spark, server, "decode", "in", "stream:out", full=full, **asked)
     assert len(records(client, "out")) + len(records(client, "dead")) == 300
     for _ in range(2):
         run(spark, "decode", "in", "stream:out", url=server.url, **asked)

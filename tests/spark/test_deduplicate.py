@@ -39,7 +39,7 @@ def keys(found: list[bytes]) -> list[str]:
 
 
 def test_repetitions_are_left_out_after_failed_commits(
-    spark: Any, server: Server, client: Client, tmp_path: Path
+    spark: Any, server: Server, client: Client, tmp_path: Path, full: bool
 ) -> None:
     chance = random.Random(3)
     sent = [record(f"k{n}", n / 20) for n in range(300)]
@@ -48,7 +48,7 @@ def test_repetitions_are_left_out_after_failed_commits(
     client.create("in", content_type=JSON).append_many(sent)
     asked = {"key": "order.id", "within": "1h", "event_time": "at", "checkpoint": tmp_path / "cp"}
     asked |= {"max_rows": 250, "create": True}
-    run_through_faults(spark, server, "deduplicate", "in", "stream:out", **asked)
+    run_through_faults(spark, server, "deduplicate", "in", "stream:out", full=full, **asked)
     for _ in range(2):
         run(spark, "deduplicate", "in", "stream:out", url=server.url, **asked)
         wanted = dict.fromkeys(sent)  # the first of each, since repetitions are the same text

@@ -58,12 +58,12 @@ def test_every_version_is_the_fold_of_the_changes_so_far(
 
 
 def test_snapshots_in_a_stream_are_the_state_of_whoever_reads_it(
-    spark: Any, server: Server, client: Client, tmp_path: Path
+    spark: Any, server: Server, client: Client, tmp_path: Path, full: bool
 ) -> None:
     sent = changes(PER_BATCH * BATCHES, seed=12)
     client.create("log", content_type=JSON).append_many(sent)
     asked = {"max_rows": PER_BATCH, "checkpoint": tmp_path / "cp", "create": True}
-    run_through_faults(spark, server, "materialise", "log", "stream:now", **asked)
+    run_through_faults(spark, server, "materialise", "log", "stream:now", full=full, **asked)
     for _ in range(2):
         run(spark, "materialise", "log", "stream:now", url=server.url, **asked)
         found = snapshots(records(client, "now"))

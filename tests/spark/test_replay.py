@@ -28,7 +28,7 @@ def filled(client: Client, name: str, count: int) -> list[bytes]:
 
 
 def test_a_range_by_offset_is_the_same_bytes_after_failed_commits(
-    spark: Any, server: Server, client: Client, tmp_path: Path
+    spark: Any, server: Server, client: Client, tmp_path: Path, full: bool
 ) -> None:
     texts = filled(client, "in", 600)
     first, last = 101, 571
@@ -39,7 +39,7 @@ def test_a_range_by_offset_is_the_same_bytes_after_failed_commits(
         "max_rows": 150,
         "create": True,
     }
-    run_through_faults(spark, server, "replay", "in", "stream:out", **asked)
+    run_through_faults(spark, server, "replay", "in", "stream:out", full=full, **asked)
     assert len(records(client, "out")) == 300
     for _ in range(2):
         run(spark, "replay", "in", "stream:out", url=server.url, **asked)

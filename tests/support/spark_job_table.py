@@ -9,7 +9,6 @@ share what they read and nothing that they write. What a line leaves behind is c
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from millstream.client.sync.client import Client
 from millstream.spark import jobs
 from millstream.spark.jobs import driver
 from support import changelog, json_orders
-from support.spark_jobs import JSON, records
+from support.spark_jobs import JSON, next_second, records
 
 COUNT = 300
 ROWS_PER_APPEND = 30
@@ -50,15 +49,16 @@ class Line:
     texts: Texts
     """What is in the stream `in`."""
     steps: tuple[Step, ...]
-    seconds: float = 0.0
-    """Time between the first and the last record at the server."""
+    spread: bool = False
+    """Whether the server accepts the last record in another second than those before it."""
 
     def fill(self, client: Client) -> None:
         *texts, last = self.texts()
         stream = client.create("in", content_type=JSON)
         for first in range(0, len(texts), ROWS_PER_APPEND):
             stream.append_many(texts[first : first + ROWS_PER_APPEND])
-        time.sleep(self.seconds)
+        if self.spread:
+            next_second(client)
         stream.append_many([last])
 
     def at(self, place: str, folder: Path) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ LINES: dict[str, Line] = {
     "metrics": Line(
         orders,
         (Step("metrics", "in", "{folder}/lake", {"window": "1s", "late": "0s"}),),
-        seconds=2.1,
+        spread=True,
     ),
     "enrich": Line(
         good_orders,

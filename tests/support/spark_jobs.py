@@ -6,6 +6,7 @@ job keeps an order.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pyarrow.dataset as dataset
 import pytest
 
 from millstream.client.sync.client import Client
+from millstream.client.sync.reads import PipelineReads
 from millstream.spark import jobs
 from millstream.spark.jobs import driver
 from support.fault_proxy import FaultProxy, Moment, drop
@@ -23,6 +25,7 @@ from support.server import Server
 
 COMMIT = "/v1/commit"
 JSON = "application/json"
+CLOCK_DEADLINE_S = 10.0
 Sum = tuple[int, int]
 
 
@@ -69,12 +72,25 @@ def failing_commit(server: Server, nth: int, moment: Moment) -> Iterator[str]:
 
 
 def run_through_faults(
-    spark: Any, server: Server, name: str, streams: Any, to: Any, **given: Any
+    spark: Any, server: Server, name: str, streams: Any, to: Any, *, full: bool, **given: Any
 ) -> None:
-    """A run whose first commit does not reach the server, then one that never hears of its second, applied, commit."""
-    for nth, moment in ((1, "before"), (2, "after")):
-        with failing_commit(server, nth, moment) as url:  # type: ignore[arg-type]
+    """A run that never hears of its second, applied, commit; at the full counts before it one whose first reaches nobody."""
+    faults: list[tuple[int, Moment]] = [(1, "before"), (2, "after")]
+    for nth, moment in faults if full else faults[1:]:
+        with failing_commit(server, nth, moment) as url:
             run(spark, name, streams, to, url=url, readTimeout="1s", **given)
+
+
+def next_second(client: Client) -> None:
+    """Returns when the server's clock shows another second than now."""
+    reads = PipelineReads(client)
+
+    def second() -> int:
+        return reads.tails(streams=[]).now_ms // 1000
+
+    began, deadline = second(), time.monotonic() + CLOCK_DEADLINE_S
+    while second() == began:
+        assert time.monotonic() < deadline, "the server's clock stands still"
 
 
 def forget_last_batch(checkpoint: Path) -> None:
