@@ -21,6 +21,7 @@ Only here warnings of other people's packages are no errors: pyspark and py4j le
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,7 @@ def spark(spark_folder: Path) -> Iterator[Any]:
         yield session
     finally:
         session.stop()
+        gc.collect()  # what py4j leaves open is found here, and not behind the last test, where it is an error
         os.environ.clear()
         os.environ.update(saved)
 
