@@ -224,7 +224,8 @@ def test_records_that_a_weak_class_has_lost_are_told_apart(
             assert (report.streams[0].behind, report.streams[0].compared) == (
                 (0, 30) if landed else (30, 0)
             )
-            run(spark, "land", "weak", lake, url=server.url, failOnDataLoss="false")
+            if not landed:
+                run(spark, "land", "weak", lake, url=server.url, failOnDataLoss="false")
 
 
 def test_copies(spark: Any, server: Server, client: Client, tmp_path: Path) -> None:
