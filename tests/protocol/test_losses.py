@@ -23,6 +23,7 @@ from support.classes import (
     set_class,
 )
 from support.http import Api, Response, producer
+from support.pipeline import Pipeline
 from support.server import Server
 from support.sse import EventStream
 
@@ -181,6 +182,42 @@ def check_every_way_of_reading(api: Api, path: str, media: str, tail: str) -> No
     told = [Gap.of_control(event.json()) for event in seen if event.kind == "control"]
     assert [gap for gap in told if gap is not None] == [expected]
     assert sum(event.kind == "data" for event in seen) == 1
+
+
+@pytest.mark.parametrize("again", ["stop", "kill"])
+def test_two_losses_at_one_place_are_one_gap_that_leads_to_bytes(
+    server: Server, api: Api, path: str, again: str
+) -> None:
+    """An epoch whose bytes are all lost has a name, and nothing else: no reader is sent there."""
+    api.put(path, b"kept;", headers=as_class("fsync"))
+    set_class(api, path, "ephemeral")
+    tail = api.head(path).offset
+    server.crash_and_restart()
+    api.post(path, b"first;")
+    told = Gap.of(api.get(path, offset=tail))
+    getattr(server, again)()
+    server.restart()
+    pipeline = Pipeline(api)
+    for body in (b"", b"other;"):
+        newest = api.post(path, body).offset if body else api.head(path).offset
+        read = api.get(path, offset=tail)
+        gap = Gap.of(read)
+        assert gap is not None
+        assert told is not None
+        assert (read.body, read.offset) == (body, newest)
+        assert gap.end > told.end, "one offset for two byte strings"
+        behind = api.get(path, offset=gap.end)
+        assert (behind.body, Gap.of(behind)) == (body, None)
+        assert read_through(api, path) == (b"kept;" + body, [gap])
+        with EventStream.open(api, path, tail) as events:
+            controls = [
+                event.json() for event in events.until_up_to_date() if event.kind == "control"
+            ]
+        assert [found for found in map(Gap.of_control, controls) if found is not None] == [gap]
+        [place] = pipeline.tail(path, {"offset": tail})["at"]
+        assert (place["offset"], place["gap"]["to"]) == (gap.end, gap.end)
+    read_by_ranges = pipeline.read(pipeline.whole(path))
+    assert [found["to"] for found in read_by_ranges.gaps] == [gap.end]
 
 
 @pytest.mark.parametrize("name", WEAK)

@@ -369,7 +369,7 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
     let tail_epoch = losses.tail_epoch(state);
     let Some((start, end, next)) = epoch_range(state, tail_epoch, offset.epoch) else {
         return resolve_lost(state, losses, tail_epoch, offset)
-            .or_else(|| resolve_restored(state, losses, tail_epoch, offset))
+            .or_else(|| resolve_restored(state, losses, offset))
             .map_or_else(|| resolve_foreign(state, losses, tail_epoch, offset), Ok);
     };
     if offset.position < start {
@@ -398,19 +398,16 @@ pub fn resolve(state: &StreamState, losses: &Losses, offset: Offset) -> Result<R
         Some(epoch) if is_seam(state, epoch) => {
             Ok(recreated(offset, offset_before(state, losses, end)))
         }
-        Some(next_epoch) => {
-            let to = Offset {
-                epoch: next_epoch,
-                position: end,
-            };
-            let certain = offset.position > end;
+        Some(_) => {
+            // Of several that began here one after the other only the last has bytes: the gap leads to those.
+            let to = offset_before(state, losses, end);
             Ok(ReadStart {
                 position: end,
                 gap: Some(Gap {
                     from: offset,
                     to,
-                    reason: losses.reason(offset.epoch, next_epoch),
-                    certain,
+                    reason: losses.reason(offset.epoch, to.epoch),
+                    certain: offset.position > end,
                 }),
             })
         }
@@ -459,7 +456,7 @@ fn resolve_lost(
     {
         return None;
     }
-    let to = next_epoch_of(state, tail_epoch, offset.epoch);
+    let to = behind_epoch(state, losses, offset.epoch);
     let gap = Gap {
         from: offset,
         to,
@@ -473,16 +470,11 @@ fn resolve_lost(
 }
 
 /// An epoch of the time that a restore lost: whatever position it was, reading goes on behind what was backed up.
-fn resolve_restored(
-    state: &StreamState,
-    losses: &Losses,
-    tail_epoch: u64,
-    offset: Offset,
-) -> Option<ReadStart> {
+fn resolve_restored(state: &StreamState, losses: &Losses, offset: Offset) -> Option<ReadStart> {
     // An older epoch is of another life of the path.
     let behind = losses.restored_behind(offset.epoch);
     let restored = behind.filter(|_| offset.epoch > state.id.0)?;
-    let mut to = next_epoch_of(state, tail_epoch, restored - 1);
+    let mut to = behind_epoch(state, losses, restored - 1);
     if offset.position < to.position {
         // Behind a backup a stream only grows: this was another life of the path, and none of its bytes is here.
         to = offset_before(state, losses, 0);
@@ -503,12 +495,11 @@ pub fn has_epoch(state: &StreamState, losses: &Losses, epoch: u64) -> bool {
     epoch_range(state, losses.tail_epoch(state), epoch).is_some()
 }
 
-/// Where the epoch behind one that this stream does not have begins.
-fn next_epoch_of(state: &StreamState, tail_epoch: u64, epoch: u64) -> Offset {
+/// Where reading goes on behind an epoch that this stream does not have.
+fn behind_epoch(state: &StreamState, losses: &Losses, epoch: u64) -> Offset {
     let mut later = state.later_epochs.iter();
-    let next = later.find(|(later, _)| *later > epoch).copied();
-    let (epoch, position) = next.unwrap_or((tail_epoch, state.tail));
-    Offset { epoch, position }
+    let next = later.find(|(later, _)| *later > epoch);
+    offset_before(state, losses, next.map_or(state.tail, |(_, start)| *start))
 }
 
 /// An epoch that this stream never had: of an older incarnation of the path, or made up.

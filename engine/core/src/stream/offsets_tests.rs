@@ -389,3 +389,57 @@ fn a_restore_is_told_also_where_a_later_start_has_begun_another_epoch() {
         Some(GapReason::Restore)
     );
 }
+
+#[test]
+fn of_several_losses_at_one_place_the_gap_leads_to_the_bytes_behind_the_last() {
+    for last in [GapReason::Crash, GapReason::Restore] {
+        let mut state = memory_stream();
+        let mut losses = Losses::default();
+        for (epoch, reason) in [
+            (200, GapReason::Crash),
+            (300, last),
+            (400, GapReason::Crash),
+        ] {
+            losses.add(Loss {
+                epoch,
+                reach: Class::Memory,
+                reason,
+            });
+        }
+        let asked = Offset {
+            epoch: 100,
+            position: 10,
+        };
+        // What was written in the first two is lost, but their names are known; the third has none yet, and then has.
+        state.logged.later_epochs.push((200, 10));
+        state.logged.later_epochs.push((300, 10));
+        for _ in 0..2 {
+            let start = resolve(&state, &losses, asked).expect("a place");
+            let gap = start.gap.expect("a gap");
+            assert_eq!(
+                (start.position, gap.to.position, gap.to.epoch),
+                (10, 10, 400)
+            );
+            assert_eq!(gap.reason, last);
+            assert_eq!(gap_at(&state, &losses, 10).map(|gap| gap.to), Some(gap.to));
+            assert_eq!(
+                resolve(&state, &losses, gap.to).expect("a place"),
+                ReadStart::at(10)
+            );
+            let lost = Offset {
+                epoch: 250,
+                ..asked
+            };
+            losses.add(Loss {
+                epoch: 250,
+                reach: Class::Memory,
+                reason: GapReason::Crash,
+            });
+            let start = resolve(&state, &losses, lost).expect("a place");
+            assert_eq!(start.gap.expect("a gap").to, gap.to);
+            state.logged.later_epochs.push((400, 10));
+            state.push_bytes(b"new", 1);
+            state.publish_applied();
+        }
+    }
+}
