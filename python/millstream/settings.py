@@ -227,7 +227,9 @@ class Settings:
         10_000, "time a client has to send the head of a request", group="limits"
     )
     body_timeout_ms: int = _milliseconds(
-        30_000, "time a client may pause while it sends a body", group="limits"
+        30_000,
+        "time a client has for a body, plus one millisecond for every 64 bytes that have come",
+        group="limits",
     )
     idle_timeout_ms: int = _milliseconds(
         60_000, "time a connection may stay silent between requests", group="limits"

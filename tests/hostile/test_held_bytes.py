@@ -326,6 +326,28 @@ def test_memory_of_answers_that_nobody_took_is_given_back(
             time.sleep(0.1)
 
 
+def test_memory_of_bodies_that_the_control_plane_had_is_given_back(tight: Server) -> None:
+    api = Api(tight, deadline_s=60.0)
+    streams = ",".join("{}" for _ in range(300_000))
+    body = f'{{"type":"nope","streams":[{streams}]}}'.encode()
+    wrong = request_bytes(
+        "PUT", "/v1/stream/__ds/subscriptions/s", {"Content-Type": "application/json"}, body
+    )
+    before = tight.rss_bytes()
+    for _ in range(2):
+        with ExitStack() as stack:
+            connections = [stack.enter_context(api.connect()) for _ in range(100)]
+            for connection in connections:
+                connection.send(wrong)
+            for connection in connections:
+                assert connection.read_response().status >= 400
+        api.wait_for_metric("millstream_inflight_bytes", 0)
+        until = time.monotonic() + 30
+        while (kept := tight.rss_bytes() - before) > 2 * SLACK:
+            assert time.monotonic() < until, f"{kept >> 20} MiB are not given back"
+            time.sleep(0.1)
+
+
 def test_pipeline_answers_that_nobody_takes_are_bounded(tight: Server, path: str) -> None:
     api = Api(tight, deadline_s=60.0)
     window = 8 * MIB

@@ -159,6 +159,35 @@ def test_a_backlog_of_short_lines_is_rendered_in_turns(
     assert len(steps) > 3, "others were answered only when everything was rendered"
 
 
+def test_what_a_fork_takes_along_keeps_nobody_waiting_until_it_is_copied(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    server = start_server(settings={"reactors": 1})
+    api = Api(server, deadline_s=60)
+    size = 15 << 20
+    api.put(path, b"x" * size, "application/octet-stream")
+    headers = {
+        "Stream-Forked-From": Api.target(path),
+        "Stream-Fork-Offset": "0000000000000000_0000000000000000",
+        "Stream-Fork-Sub-Offset": str(size - 1),
+    }
+    with ExitStack() as stack:
+        connections = [stack.enter_context(api.connect()) for _ in range(20)]
+        with server.frozen():
+            for number, connection in enumerate(connections):
+                target = Api.target(f"{path}/{number}")
+                connection.send(request_bytes("PUT", target, headers))
+        answered = 0
+        with api.connect() as asking:
+            while api.metric("millstream_streams_created_total") < 1 + len(connections):
+                assert asking.request("GET", "/-/health").status == 200
+                answered += 1
+        for connection in connections:
+            assert connection.read_response().status == 201
+    assert answered > len(connections), "others were answered only between two of them"
+    assert api.head(f"{path}/0").offset.endswith(str(size - 1))
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_a_large_array_keeps_nobody_waiting_until_it_is_looked_through(
     start_server: Callable[..., Server], path: str, method: str

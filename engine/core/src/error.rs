@@ -43,7 +43,7 @@ error_codes! {
     ForkSourceGone "fork_source_gone" 409 "Fork source deleted" "A deleted stream cannot be forked.";
     ForkOffsetInvalid "fork_offset_invalid" 400 "Invalid fork offset" "Use an offset that the source returned.";
     PreconditionFailed "precondition_failed" 412 "Precondition failed" "The stream has moved on; Stream-Next-Offset is its tail.";
-    PayloadTooLarge "payload_too_large" 413 "Payload too large" "Split the append, or raise append_max_bytes.";
+    PayloadTooLarge "payload_too_large" 413 "Payload too large" "Send less at once; of an append, append_max_bytes says how much.";
     HeadTooLarge "head_too_large" 431 "Request head too large" "";
     UriTooLong "uri_too_long" 414 "URI too long" "";
     RequestTimeout "request_timeout" 408 "Request timeout" "The request did not arrive in time.";

@@ -153,6 +153,15 @@ fn kernel_boot_id() -> Option<BootId> {
     (digits.len() == 32).then(|| number.to_be_bytes())
 }
 
+/// What the process takes of the machine's memory.
+pub fn resident_bytes() -> Option<u64> {
+    let pages = fs::read_to_string("/proc/self/statm").ok()?;
+    let resident: u64 = pages.split(' ').nth(1)?.parse().ok()?;
+    // SAFETY: takes no pointers.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Some(resident * u64::try_from(page_bytes).ok()?)
+}
+
 /// Gives memory that the allocator keeps back to the system, as far as the allocator can.
 pub fn release_memory() {
     #[cfg(target_env = "gnu")]

@@ -47,6 +47,8 @@ pub const COMMIT_COPY_MAX_BYTES: u64 = 256 * 1024;
 pub const COMMIT_FRAMES_MAX_BYTES: usize = BATCH_MAX_BYTES;
 /// Staged records of JSON streams share an index entry up to this many bytes: windows of readers end at entries.
 pub const STAGE_ENTRY_BYTES: u64 = 256 * 1024;
+/// What a refusal says about the request.
+pub const REFUSAL_DETAIL_MAX_BYTES: usize = 1024;
 /// Rows of one stage: each may take an entry of the index.
 pub const STAGE_ROWS_MAX: u64 = 1_000_000;
 /// Memory that stages and commits under way may take together, beside the bodies of requests; one alone may take more.
@@ -109,9 +111,11 @@ pub const CONNECTION_FREE_BYTES: usize = 16 * 1024;
 /// When that is used up: unsent output behind which nothing more is answered, and one read from a socket.
 pub const TIGHT_OUTPUT_BYTES: usize = 4 * 1024;
 pub const TIGHT_RECEIVE_BYTES: usize = 8 * 1024;
-/// Memory goes back to the system when so much was held for clients and, for so long, less than half of it is.
+/// Memory goes back to the system when the process takes so much more than is held, for so long; again after a pause that grows.
 pub const EBB_MIN_BYTES: u64 = 64 * 1024 * 1024;
 pub const EBB_US: u64 = 2_000_000;
+pub const EBB_PAUSE_US: u64 = 10_000_000;
+pub const EBB_PAUSE_MAX_US: u64 = 320_000_000;
 /// Pipelined requests whose replies wait for the log, per connection.
 pub const PIPELINE_MAX: usize = 4096;
 /// Bytes of one SSE data event rendered from a backlog (a single larger record still is one event).

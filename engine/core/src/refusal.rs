@@ -4,13 +4,14 @@
 use std::borrow::Cow;
 
 use crate::error::ErrorCode;
+use crate::limits::REFUSAL_DETAIL_MAX_BYTES;
 use crate::model::Offset;
 
 /// An answer that is not success.
 #[derive(Debug, Clone)]
 pub struct Refusal {
     pub code: ErrorCode,
-    pub detail: Cow<'static, str>,
+    detail: Cow<'static, str>,
     pub headers: RefusalHeaders,
 }
 
@@ -53,11 +54,17 @@ impl Refusal {
     }
 
     pub fn with(code: ErrorCode, detail: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal {
-            code,
-            detail: detail.into(),
-            headers: RefusalHeaders::default(),
+        Refusal::new(code).saying(detail)
+    }
+
+    /// The same with another detail. It may name what the client has sent, which may be long: it is cut.
+    pub fn saying(mut self, detail: impl Into<Cow<'static, str>>) -> Refusal {
+        self.detail = detail.into();
+        if self.detail.len() > REFUSAL_DETAIL_MAX_BYTES {
+            let end = self.detail.floor_char_boundary(REFUSAL_DETAIL_MAX_BYTES);
+            self.detail = format!("{} ...", &self.detail[..end]).into();
         }
+        self
     }
 
     /// The sentence a person reads: the detail, or the title where there is none.

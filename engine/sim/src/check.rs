@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use millstream_core::limits::ENDINGS_MAX_AGE_MS;
 use millstream_core::model::{Class, StreamId};
+use millstream_core::refusal::Refusal;
 use millstream_core::shard::engine::{Engine, Undone};
 use millstream_core::shard::stages::Found;
 use millstream_core::stream::handle::Stream;
@@ -283,7 +284,8 @@ fn bytes(engine: &Engine, stream: &Arc<Stream>, model: &StreamModel, marks: Mark
         }
         records += piece.records;
         position = end;
-        if !engine.is_boundary(stream, position).map_err(failed)? {
+        let refused = |refusal: Refusal| format!("{path}: read failed: {}", refusal.sentence());
+        if !engine.is_boundary(stream, position).map_err(refused)? {
             return Err(format!("{path}: {position} should be a boundary"));
         }
         let counted = engine.records_at(stream, position).map_err(failed)?;

@@ -29,7 +29,7 @@ from millstream.types import StreamInfo
 @click.group()
 @client_options
 def stream() -> None:
-    """Create, list, describe, change, close and remove streams."""
+    """Create, list, inspect, change, close and remove streams."""
 
 
 @stream.command(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PROTOCOL_PREFIX: Final = "/v1/stream/__ds"
 RETRY_AFTER_S: Final = 1
+DETAIL_MAX: Final = 1024
+"""Characters that a refusal says about a request."""
 
 _AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 
@@ -62,6 +64,8 @@ class ApiError(HTTPException):
         merged = dict(headers or {})
         if status in (429, 503):
             merged.setdefault("Retry-After", str(RETRY_AFTER_S))
+        if len(message) > DETAIL_MAX:  # what a client has sent may be named in it
+            message = f"{message[:DETAIL_MAX]} ..."
         super().__init__(status, message, merged)
         self.code = code
         self.hint = hint

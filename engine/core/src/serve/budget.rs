@@ -20,6 +20,28 @@ use crate::serve::conn::Conn;
 use crate::serve::events::Piece;
 use crate::serve::reactor::Reactor;
 
+/// Body bytes that count against `inflight_bytes_max` until they are dropped, wherever the body is now.
+pub struct Reserved {
+    metrics: Arc<Metrics>,
+    bytes: u64,
+}
+
+impl Reserved {
+    /// What was counted for the body that a connection has received.
+    pub fn of(conn: &mut Conn, metrics: &Arc<Metrics>) -> Reserved {
+        Reserved {
+            metrics: Arc::clone(metrics),
+            bytes: std::mem::take(&mut conn.reserved),
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.metrics.inflight_bytes.sub(self.bytes);
+    }
+}
+
 impl Reactor {
     /// Whether small replies may be buffered for clients that do not take them.
     pub fn room_for_replies(&self) -> bool {

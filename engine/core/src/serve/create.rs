@@ -7,6 +7,7 @@ use crate::refusal::Refusal;
 use crate::serve::conn::Conn;
 use crate::serve::http::{Head, Known, is_true, parse_decimal_u64};
 use crate::serve::reactor::{Flow, Reactor};
+use crate::serve::read::render_identity;
 use crate::serve::respond;
 use crate::serve::route::{STREAM_ROOT, stream_path};
 use crate::serve::time::parse_rfc3339;
@@ -57,7 +58,7 @@ impl Reactor {
         if created.closed {
             respond::header(out, "Stream-Closed", b"true");
         }
-        self.render_identity(out, &created.stream);
+        render_identity(out, &created.stream, created.stream.lock().class);
         respond::end_empty(out, status);
     }
 

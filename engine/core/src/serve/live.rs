@@ -19,6 +19,7 @@ use crate::serve::conn::{Conn, Phase};
 use crate::serve::events::{Event, Piece};
 use crate::serve::http::Head;
 use crate::serve::reactor::{Flow, Reactor};
+use crate::serve::read::render_identity;
 use crate::serve::respond::{self, Reply};
 use crate::shard::plan::ReadPlan;
 use crate::stream::handle::Stream;
@@ -161,10 +162,10 @@ impl Reactor {
             position: poll.position,
             gap: poll.gap,
         };
-        let ReadStart { position, gap } = self.engine.read_start(&poll.stream, start)?;
-        let window =
-            self.engine
-                .window(&poll.stream, position, self.engine.config.read_window_bytes)?;
+        let engine = Arc::clone(&self.engine);
+        let mut reading = engine.reading(&poll.stream);
+        let ReadStart { position, gap } = reading.start(start)?;
+        let window = reading.window(position, engine.config.read_window_bytes)?;
         let cursor = self.cursor_for(poll.cursor);
         let reply = Reply {
             date: &self.date,
@@ -179,7 +180,7 @@ impl Reactor {
             } else {
                 b"no-cache"
             };
-            return self.send_window_as(conn, &reply, &poll.stream, &window, gap, |out| {
+            return self.send_window(conn, &reply, reading, &window, gap, |out| {
                 respond::number_header(out, "Stream-Cursor", cursor);
                 respond::header(out, "Cache-Control", cache);
             });
@@ -192,7 +193,7 @@ impl Reactor {
         if window.closed {
             respond::header(out, "Stream-Closed", b"true");
         }
-        self.render_identity(out, &poll.stream);
+        render_identity(out, &poll.stream, window.class);
         respond::header(out, "Cache-Control", b"no-store");
         respond::end_empty(out, 204);
         Ok(Flow::Done)
@@ -274,7 +275,7 @@ impl Reactor {
         if stream.content_type.media == Media::Binary {
             respond::header(out, "Stream-SSE-Data-Encoding", b"base64");
         }
-        self.render_identity(out, &stream);
+        render_identity(out, &stream, stream.lock().class);
         if chunked {
             respond::header(out, "Transfer-Encoding", b"chunked");
         }
@@ -434,7 +435,8 @@ impl Reactor {
             None => Event {
                 window: self
                     .engine
-                    .window(&sse.stream, sse.position, SSE_WINDOW_BYTES)?,
+                    .reading(&sse.stream)
+                    .window(sse.position, SSE_WINDOW_BYTES)?,
                 gap: sse.gap,
                 cursor: sse.cursor.unwrap_or(current),
                 chunked: sse.chunked,
@@ -468,7 +470,7 @@ impl Reactor {
             position: sse.position,
             gap: sse.gap,
         };
-        let start = self.engine.read_start(&sse.stream, start)?;
+        let start = self.engine.reading(&sse.stream).start(start)?;
         (sse.position, sse.gap) = (start.position, start.gap);
         Ok(())
     }

@@ -21,6 +21,7 @@ use crate::limits::{
 use crate::metrics::Metrics;
 use crate::model::Gate;
 use crate::refusal::Refusal;
+use crate::serve::budget::Reserved;
 use crate::serve::pipeline::waits::Asker;
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
@@ -29,6 +30,7 @@ mod arrow;
 mod arrow_rows;
 mod commit;
 pub mod hand;
+mod lists;
 mod news;
 mod pattern_cost;
 mod patterns;
@@ -160,18 +162,6 @@ fn parse_json<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusa
 fn to_json<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, Refusal> {
     serde_json::to_vec(value)
         .map_err(|error| Refusal::with(ErrorCode::Internal, format!("The answer: {error}.")))
-}
-
-/// Body bytes that count against the global bound until they are dropped.
-struct Reserved {
-    metrics: Arc<Metrics>,
-    bytes: u64,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.metrics.inflight_bytes.sub(self.bytes);
-    }
 }
 
 /// Memory of a question that is counted until it is dropped.

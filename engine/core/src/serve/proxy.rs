@@ -10,7 +10,7 @@ use crate::limits::{
     CONNECTION_FREE_BYTES, PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS,
 };
 use crate::refusal::Refusal;
-use crate::serve::budget::Arriving;
+use crate::serve::budget::{Arriving, Reserved};
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::http::{ChunkDecoder, Head, Method};
 use crate::serve::reactor::{Flow, KIND_UPSTREAM, Reactor};
@@ -47,6 +47,8 @@ struct Upstream {
     token: u64,
     conn: u64,
     request: Vec<u8>,
+    /// The control plane has the body, too, until it has answered.
+    _reserved: Reserved,
     sent: usize,
     response: Vec<u8>,
     arriving: Arriving,
@@ -101,7 +103,7 @@ impl Reactor {
             }
             return Flow::Done;
         }
-        match self.begin_upstream(conn.token, head, body, cors) {
+        match self.begin_upstream(conn, head, body, cors) {
             Ok(()) => {
                 self.engine.metrics.control_requests.add(1);
                 conn.phase = Phase::Proxied;
@@ -120,7 +122,7 @@ impl Reactor {
 
     fn begin_upstream(
         &mut self,
-        conn: u64,
+        conn: &mut Conn,
         head: &Head<'_>,
         body: &[u8],
         cors: bool,
@@ -148,8 +150,9 @@ impl Reactor {
             socket,
             deadline_ms: self.now_ms + PROXY_TIMEOUT_MS,
             token,
-            conn,
+            conn: conn.token,
             request: render_request(head, body),
+            _reserved: Reserved::of(conn, &self.engine.metrics),
             sent: 0,
             response: Vec::new(),
             arriving: Arriving::new(&self.engine.metrics),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
-use crate::model::Media;
+use crate::model::{Class, Media};
 use crate::refusal::Refusal;
 use crate::serve::conn::{Conn, Phase, Sending};
 use crate::serve::http::{Head, Known};
@@ -12,7 +12,7 @@ use crate::serve::respond::{self, Reply};
 use crate::serve::route::{Live, ReadQuery, read_query};
 use crate::serve::time::format_rfc3339;
 use crate::shard::engine::{Engine, Undone};
-use crate::shard::plan::{ReadFrom, ReadPlan, Window};
+use crate::shard::plan::{ReadFrom, ReadPlan, Reading, Window};
 use crate::stream::handle::Stream;
 use crate::stream::offsets::Gap;
 
@@ -28,33 +28,38 @@ impl Reactor {
     }
 
     fn try_get(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Result<Flow, Undone> {
-        let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
-        let query = {
-            let mut state = stream.lock();
-            self.engine.check_life(&stream, &mut state, self.wall_ms)?;
-            if state.control_sequence > self.engine.shard.synced() {
-                return Err(Undone::Wait);
-            }
-            let query = read_query(head.query).map_err(Undone::refused)?;
-            self.engine.renew(&stream, &mut state);
-            query
-        };
+        let engine = Arc::clone(&self.engine);
+        let stream = engine.find(path)?.ok_or_else(Engine::missing)?;
+        let mut reading = engine.reading(&stream);
+        engine.check_life(&stream, &mut reading.state, self.wall_ms)?;
+        if reading.state.control_sequence > engine.shard.synced() {
+            return Err(Undone::Wait);
+        }
+        let query = read_query(head.query).map_err(Undone::refused)?;
+        engine.renew(&stream, &mut reading.state);
         // What fails here fails again below, and is told there.
         if let Some(count) = query.tail
-            && matches!(self.engine.last_is_at_hand(&stream, count), Ok(false))
+            && matches!(
+                reading.unlocked(|| engine.last_is_at_hand(&stream, count)),
+                Ok(false)
+            )
         {
             return Err(Undone::Wait);
         }
         self.round_has_reads = true;
-        let engine = Arc::clone(&self.engine);
+        let mut held = Some(reading);
         let flow = engine
             .past_damage(|| {
-                let plan = engine.plan_read(&stream, read_from(&query)?)?;
+                let mut reading = held.take().unwrap_or_else(|| engine.reading(&stream));
+                let plan = reading.plan(read_from(&query)?)?;
+                let Some(live) = query.live else {
+                    return self.catch_up(conn, head, reading, &plan);
+                };
+                drop(reading);
                 let stream = Arc::clone(&stream);
-                match query.live {
-                    None => self.catch_up(conn, head, &stream, &plan),
-                    Some(Live::LongPoll) => self.long_poll(conn, head, stream, plan, query.cursor),
-                    Some(Live::Sse) => self.begin_sse(conn, head, stream, plan, query.cursor),
+                match live {
+                    Live::LongPoll => self.long_poll(conn, head, stream, plan, query.cursor),
+                    Live::Sse => self.begin_sse(conn, head, stream, plan, query.cursor),
                 }
             })
             .map_err(Undone::refused)?;
@@ -66,12 +71,12 @@ impl Reactor {
         &mut self,
         conn: &mut Conn,
         head: &Head<'_>,
-        stream: &Arc<Stream>,
+        mut reading: Reading<'_>,
         plan: &ReadPlan,
     ) -> Result<Flow, Refusal> {
         let window_bytes = self.engine.config.read_window_bytes;
-        let window = self.engine.window(stream, plan.position, window_bytes)?;
-        let etag = etag(stream, &window);
+        let window = reading.window(plan.position, window_bytes)?;
+        let etag = etag(reading.stream(), &window);
         if !plan.now && plan.gap.is_none() && none_match(head, &etag) {
             let reply = self.reply_for(conn, head);
             respond::begin(&mut conn.output, 304, &reply);
@@ -80,8 +85,9 @@ impl Reactor {
             respond::end_empty(&mut conn.output, 304);
             return Ok(Flow::Done);
         }
-        let cache = self.cache_rule(stream, plan, &window);
-        self.send_window(conn, head, stream, &window, plan.gap, |out| {
+        let cache = cache_rule(plan, &window);
+        let reply = self.reply_for(conn, head);
+        self.send_window(conn, &reply, reading, &window, plan.gap, |out| {
             if !plan.now {
                 respond::header(out, "ETag", etag.as_bytes());
             }
@@ -91,27 +97,15 @@ impl Reactor {
 
     /// Head and body of a window; `extra` adds what the kind of read calls for.
     pub fn send_window(
-        &mut self,
-        conn: &mut Conn,
-        head: &Head<'_>,
-        stream: &Arc<Stream>,
-        window: &Window,
-        gap: Option<Gap>,
-        extra: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<Flow, Refusal> {
-        let reply = self.reply_for(conn, head);
-        self.send_window_as(conn, &reply, stream, window, gap, extra)
-    }
-
-    pub fn send_window_as(
         &self,
         conn: &mut Conn,
         reply: &Reply<'_>,
-        stream: &Arc<Stream>,
+        mut reading: Reading<'_>,
         window: &Window,
         gap: Option<Gap>,
         extra: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Flow, Refusal> {
+        let stream = Arc::clone(reading.stream());
         let json = stream.content_type.media == Media::Json;
         let stored = window.end - window.start;
         let length = if json {
@@ -120,9 +114,7 @@ impl Reactor {
             stored
         };
         if stored > INLINE_BODY_BYTES && !reply.head_only {
-            self.engine
-                .check_files(stream, window.start, window.end)
-                .map_err(|error| self.engine.read_failed(stream, error))?;
+            reading.check_files(window)?;
         }
         let start = conn.output.len();
         let out = &mut conn.output;
@@ -145,7 +137,7 @@ impl Reactor {
             );
             respond::header(out, "Stream-Gap", value.as_bytes());
         }
-        self.render_identity(out, stream);
+        render_identity(out, &stream, window.class);
         extra(out);
         respond::number_header(out, "Content-Length", length);
         out.extend_from_slice(b"\r\n");
@@ -159,14 +151,15 @@ impl Reactor {
         let comma = u64::from(json && stored > 0);
         let suffix = json.then_some(b']');
         let sending = || Sending {
-            stream: Arc::clone(stream),
+            stream,
             position: window.start,
             end: window.end - comma,
             suffix,
             at_hand: (0, 0),
         };
         if stored <= INLINE_BODY_BYTES {
-            let copied = self.copy_body(&mut conn.output, stream, window);
+            let copied = reading.copy(window, &mut conn.output);
+            drop(reading);
             if copied.is_err() {
                 conn.output.truncate(start);
             }
@@ -182,47 +175,6 @@ impl Reactor {
         self.engine.metrics.read_bytes.add(stored);
         conn.phase = Phase::Sending(Box::new(sending()));
         Ok(Flow::Done)
-    }
-
-    /// The window's bytes as they are stored. Whole appends, so that each is checked.
-    fn copy_body(
-        &self,
-        out: &mut Vec<u8>,
-        stream: &Arc<Stream>,
-        window: &Window,
-    ) -> Result<(), Refusal> {
-        let mut position = window.start;
-        while position < window.end {
-            let filled = out.len();
-            out.resize(filled + (window.end - position) as usize, 0);
-            let count = self
-                .engine
-                .fill(stream, position, &mut out[filled..])
-                .and_then(|count| match count {
-                    0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
-                    count => Ok(count),
-                })
-                .map_err(|error| self.engine.read_failed(stream, error))?;
-            out.truncate(filled + count);
-            position += count as u64;
-        }
-        Ok(())
-    }
-
-    /// Only a full window below the tail, asked for by a given offset, is the same for ever.
-    fn cache_rule(&self, stream: &Arc<Stream>, plan: &ReadPlan, window: &Window) -> &'static str {
-        if plan.now || plan.gap.is_some() {
-            return "no-store";
-        }
-        let lasting = {
-            let state = stream.lock();
-            state.class.waits_for_sync() || window.end <= state.cold_end()
-        };
-        if plan.minted && !window.up_to_date && lasting {
-            "public, max-age=31536000, immutable"
-        } else {
-            "no-cache"
-        }
     }
 
     pub fn head(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Flow {
@@ -251,6 +203,8 @@ impl Reactor {
             next: tail,
             up_to_date: true,
             closed,
+            class: state.class,
+            lasting: false,
         };
         drop(state);
         let reply = self.reply_for(conn, head);
@@ -269,20 +223,27 @@ impl Reactor {
                 respond::header(out, "Stream-Expires-At", format_rfc3339(at).as_bytes());
             }
         }
-        self.render_identity(out, &stream);
+        render_identity(out, &stream, window.class);
         respond::header(out, "ETag", etag(&stream, &window).as_bytes());
         respond::header(out, "Cache-Control", b"no-store");
         out.extend_from_slice(b"\r\n");
         Ok(())
     }
+}
 
-    pub fn render_identity(&self, out: &mut Vec<u8>, stream: &Stream) {
-        respond::number_header(out, "Stream-Incarnation", stream.id.0);
-        respond::header(
-            out,
-            "Stream-Durability",
-            stream.lock().class.name().as_bytes(),
-        );
+pub fn render_identity(out: &mut Vec<u8>, stream: &Stream, class: Class) {
+    respond::number_header(out, "Stream-Incarnation", stream.id.0);
+    respond::header(out, "Stream-Durability", class.name().as_bytes());
+}
+
+/// Only a full window below the tail, asked for by a given offset, is the same for ever.
+fn cache_rule(plan: &ReadPlan, window: &Window) -> &'static str {
+    if plan.now || plan.gap.is_some() {
+        "no-store"
+    } else if plan.minted && !window.up_to_date && window.lasting {
+        "public, max-age=31536000, immutable"
+    } else {
+        "no-cache"
     }
 }
 

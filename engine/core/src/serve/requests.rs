@@ -390,10 +390,7 @@ impl Reactor {
             Err(refusal) => return self.answer_undone(conn, head, Undone::refused(refusal)),
         };
         match target {
-            Route::Stream(_)
-                if matches!(head.method, Method::Post | Method::Put)
-                    && body.len() >= LARGE_WRITE_BYTES =>
-            {
+            Route::Stream(_) if takes_long(head, body) => {
                 self.begin_job(conn, head, PipelineCall::Write(head.bytes().into()), body)
             }
             Route::Stream(path) => match head.method {
@@ -464,5 +461,15 @@ impl Reactor {
             &reply,
         );
         Flow::Done
+    }
+}
+
+/// Whether a write is a worker's. What a fork with a sub-offset takes along is known only when it is looked for.
+fn takes_long(head: &Head<'_>, body: &[u8]) -> bool {
+    let takes_along = || head.get(Known::StreamForkSubOffset).is_some();
+    match head.method {
+        Method::Post => body.len() >= LARGE_WRITE_BYTES,
+        Method::Put => body.len() >= LARGE_WRITE_BYTES || takes_along(),
+        _ => false,
     }
 }

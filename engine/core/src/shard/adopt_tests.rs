@@ -312,7 +312,11 @@ fn all_streams_or_none() {
         assert!(engine.local_delete("other").expect("deleted"));
         let refused = commit(engine, "p", 1, &[&staged]).err().expect("refused");
         assert_eq!(refused.code, ErrorCode::StreamNotFound);
-        assert!(refused.detail.contains("other"), "{}", refused.detail);
+        assert!(
+            refused.sentence().contains("other"),
+            "{}",
+            refused.sentence()
+        );
         engine
             .local_create("other", "text/plain", None)
             .expect("created anew");

@@ -261,10 +261,7 @@ impl Engine {
                 "No append of the source ends at this offset.",
             ))
         };
-        if !self
-            .is_boundary(&source, anchor)
-            .map_err(|error| Undone::refused(self.read_failed(&source, error)))?
-        {
+        if !self.is_boundary(&source, anchor).map_err(Undone::refused)? {
             return Err(invalid());
         }
         let records = self
@@ -278,9 +275,7 @@ impl Engine {
             _ if matches!(self.prefix_is_at_hand(&source, anchor), Ok(false)) => {
                 return Err(Undone::Wait);
             }
-            count => self
-                .sub_offset_prefix(&source, anchor, count)
-                .map_err(Undone::refused)?,
+            count => self.sub_offset_prefix(&source, anchor, count)?,
         };
         Ok(ForkPoint {
             source,

@@ -16,13 +16,12 @@ use crate::error::ErrorCode;
 use crate::io::wanted::{self, Key};
 use crate::limits::FORK_PIECES_MAX;
 use crate::log::cold::{Fault, Trouble, is_damage};
-use crate::model::{Extent, Offset};
+use crate::model::Extent;
 use crate::refusal::Refusal;
 use crate::report;
 use crate::shard::engine::Engine;
 use crate::stream::damage;
 use crate::stream::handle::Stream;
-use crate::stream::offsets::{self, ReadStart};
 use crate::stream::state::Life;
 
 /// How the engine is, in one word.
@@ -59,7 +58,7 @@ impl Engine {
 
     /// Where the damage that the byte at `position` is in ends, as seen from this stream.
     pub fn damage_end(&self, stream: &Arc<Stream>, position: u64) -> io::Result<Option<u64>> {
-        if has_none(stream, position) {
+        if stream.lock().is_sound_from(position) {
             return Ok(None);
         }
         let mut end = None;
@@ -81,7 +80,7 @@ impl Engine {
 
     /// Where the first damaged range behind `position` begins, if that is before `end`; else `end`.
     pub fn damage_start(&self, stream: &Arc<Stream>, position: u64, end: u64) -> io::Result<u64> {
-        if has_none(stream, position) {
+        if stream.lock().is_sound_from(position) {
             return Ok(end);
         }
         let mut at = position;
@@ -104,26 +103,6 @@ impl Engine {
         }
         let (before, _) = self.owner_of(stream, position.saturating_sub(1))?;
         Ok(damage::is_edge(before.lock().damaged(), position))
-    }
-
-    /// Moves a read that would start in damaged bytes behind them. `asked` is the offset that the client named.
-    pub fn skip_damage(
-        &self,
-        stream: &Arc<Stream>,
-        start: ReadStart,
-        asked: Option<Offset>,
-    ) -> io::Result<ReadStart> {
-        let Some(end) = self.damage_end(stream, start.position)? else {
-            return Ok(start);
-        };
-        let state = stream.lock();
-        Ok(offsets::behind_damage(
-            &state,
-            &self.losses,
-            start,
-            asked,
-            end,
-        ))
     }
 
     /// Grows when damage is recorded: a read that failed while it grew is worth another try.
@@ -326,12 +305,6 @@ fn looks_here(owner: &Stream, from: u64, to: u64, index: bool) -> bool {
     }
     wanted::want(key(), || None);
     false
-}
-
-/// Whether everything from `position` on is the stream's own and sound: nearly always.
-fn has_none(stream: &Stream, position: u64) -> bool {
-    let state = stream.lock();
-    state.damaged().is_empty() && position >= state.start
 }
 
 /// Faults with neighbours put together: a file that ends too early is one line for the operator, not one per append.

@@ -1,44 +1,56 @@
 //! When memory goes back to the system.
 //!
 //! Allocators keep what they are given back, and some of it is much and comes back all at once: what was held for clients
-//! that did not read, bytes that went to files, producers of streams that left memory. Maintenance looks at it each
-//! round; when it has fallen and stays low, what the allocator keeps is released.
+//! that did not read, bytes that went to files, producers of streams that left memory, bodies of the control plane.
+//! Maintenance compares what the process takes with what is known to be held; when much more lies between the two than it
+//! did before, and stays there, what the allocator keeps is released.
 
-use crate::limits::{EBB_MIN_BYTES, EBB_US};
+use crate::limits::{EBB_MIN_BYTES, EBB_PAUSE_MAX_US, EBB_PAUSE_US, EBB_US};
 use crate::metrics::Metrics;
 
-/// Bytes that clients make the server hold.
-pub fn held_for_clients(metrics: &Metrics) -> u64 {
-    metrics.client_bytes.get() + metrics.inflight_bytes.get() + metrics.pipeline_answer_bytes.get()
+/// Bytes that clients and streams make the server hold, as far as they are counted.
+pub fn held(metrics: &Metrics) -> u64 {
+    [
+        &metrics.client_bytes,
+        &metrics.inflight_bytes,
+        &metrics.pipeline_answer_bytes,
+        &metrics.hot_bytes,
+        &metrics.ephemeral_bytes,
+        &metrics.ephemeral_kept_bytes,
+        &metrics.producer_bytes,
+    ]
+    .iter()
+    .map(|gauge| gauge.get())
+    .sum()
 }
 
-/// Bytes that streams take in memory until they are in files.
-pub fn held_for_streams(metrics: &Metrics) -> u64 {
-    metrics.hot_bytes.get()
-        + metrics.ephemeral_bytes.get()
-        + metrics.ephemeral_kept_bytes.get()
-        + metrics.producer_bytes.get()
-}
-
-/// The highest that was held since the last release, and since when it is less than half of that.
 #[derive(Default)]
 pub struct Ebb {
-    peak: u64,
-    low_since_us: Option<u64>,
+    /// The least that the process took beside what was held.
+    least: Option<u64>,
+    /// Since when it takes much more than that.
+    apart_since_us: Option<u64>,
+    /// When memory was last released, and how long it is left alone from there.
+    released: Option<(u64, u64)>,
 }
 
 impl Ebb {
-    /// Whether it is time to release memory. Under a load that goes up and down it never is: it would be taken again.
-    pub fn is_over(&mut self, held: u64, now_us: u64) -> bool {
-        self.peak = self.peak.max(held);
-        if self.peak < EBB_MIN_BYTES || held > self.peak / 2 {
-            self.low_since_us = None;
+    /// Whether it is time to release memory. What is in use and counted by nobody is looked at more and more rarely.
+    pub fn is_over(&mut self, resident: u64, held: u64, now_us: u64) -> bool {
+        let beside = resident.saturating_sub(held);
+        let least = self.least.map_or(beside, |least| least.min(beside));
+        self.least = Some(least);
+        if beside - least < EBB_MIN_BYTES {
+            self.apart_since_us = None;
+            self.released = self.released.map(|(at, _)| (at, EBB_PAUSE_US));
             return false;
         }
-        let since_us = *self.low_since_us.get_or_insert(now_us);
-        let over = now_us.saturating_sub(since_us) >= EBB_US;
+        let since_us = *self.apart_since_us.get_or_insert(now_us);
+        let rested = |(at, pause)| now_us.saturating_sub(at) >= pause;
+        let over = now_us.saturating_sub(since_us) >= EBB_US && self.released.is_none_or(rested);
         if over {
-            *self = Ebb::default();
+            let pause = self.released.map_or(EBB_PAUSE_US, |(_, pause)| 2 * pause);
+            self.released = Some((now_us, pause.min(EBB_PAUSE_MAX_US)));
         }
         over
     }
@@ -48,26 +60,43 @@ impl Ebb {
 mod tests {
     use super::*;
 
+    const BASE: u64 = 40 << 20;
+    const MUCH: u64 = BASE + EBB_MIN_BYTES;
+
     #[test]
-    fn memory_is_released_once_when_much_was_held_and_little_is_for_a_while() {
+    fn memory_that_nobody_holds_is_released() {
         let mut ebb = Ebb::default();
-        assert!(!ebb.is_over(EBB_MIN_BYTES, 0));
-        assert!(!ebb.is_over(0, 1));
-        assert!(!ebb.is_over(0, EBB_US));
-        assert!(ebb.is_over(0, EBB_US + 1));
-        assert!(!ebb.is_over(0, 10 * EBB_US));
+        assert!(!ebb.is_over(BASE, 0, 0));
+        assert!(!ebb.is_over(MUCH, EBB_MIN_BYTES, 1), "it is held");
+        assert!(!ebb.is_over(MUCH, 0, 2));
+        assert!(!ebb.is_over(MUCH, 0, EBB_US + 1));
+        assert!(ebb.is_over(MUCH, 0, EBB_US + 2));
+        assert!(!ebb.is_over(BASE, 0, EBB_US + 3), "it is gone");
     }
 
     #[test]
-    fn what_rises_again_or_never_was_much_is_left_alone() {
+    fn what_stays_is_looked_at_more_and_more_rarely() {
         let mut ebb = Ebb::default();
+        assert!(!ebb.is_over(BASE, 0, 0));
+        let over: Vec<u64> = (0..4000)
+            .map(|tenth| tenth * 100_000)
+            .filter(|now_us| ebb.is_over(MUCH, 0, *now_us))
+            .collect();
+        let pauses: Vec<u64> = over.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(
+            pauses[..3],
+            [EBB_PAUSE_US, 2 * EBB_PAUSE_US, 4 * EBB_PAUSE_US]
+        );
+        assert!(pauses.iter().all(|pause| *pause <= EBB_PAUSE_MAX_US));
+    }
+
+    #[test]
+    fn what_is_taken_again_is_left_alone() {
+        let mut ebb = Ebb::default();
+        assert!(!ebb.is_over(BASE, 0, 0));
         for round in 0..10 {
-            assert!(!ebb.is_over(EBB_MIN_BYTES, round * EBB_US));
-            assert!(!ebb.is_over(0, round * EBB_US + 1));
+            assert!(!ebb.is_over(MUCH, 0, round * EBB_US));
+            assert!(!ebb.is_over(MUCH, EBB_MIN_BYTES, round * EBB_US + 1));
         }
-        let mut ebb = Ebb::default();
-        assert!(!ebb.is_over(EBB_MIN_BYTES - 1, 0));
-        assert!(!ebb.is_over(0, 1));
-        assert!(!ebb.is_over(0, 10 * EBB_US));
     }
 }

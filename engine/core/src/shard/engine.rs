@@ -63,6 +63,18 @@ pub enum Undone {
 }
 
 impl Undone {
+    /// The same in other words, made of the sentence it has.
+    pub fn saying(self, says: impl FnOnce(&str) -> String) -> Undone {
+        match self {
+            Undone::Refused { refusal, gate } => {
+                let detail = says(refusal.sentence());
+                let refusal = refusal.saying(detail);
+                Undone::Refused { refusal, gate }
+            }
+            Undone::Wait => Undone::Wait,
+        }
+    }
+
     pub fn refused(refusal: impl Into<Refusal>) -> Undone {
         Undone::Refused {
             refusal: refusal.into(),

@@ -90,13 +90,15 @@ fn owners_are_few_lookups_away_also_after_a_restart() {
             let lookups = engine.metrics.fork_lookups.get() - before;
             assert!(lookups <= 2 * most, "{lookups} for {position}");
         }
-        let end = engine
-            .window_end(leaf, 0, 1 << 20, DEPTH)
-            .expect("a window");
-        assert_eq!(end, FORK_PIECES_MAX as u64);
+        let end = |position| {
+            let mut reading = engine.reading(leaf);
+            reading
+                .window_end(position, 1 << 20, DEPTH)
+                .expect("an end")
+        };
+        assert_eq!(end(0), FORK_PIECES_MAX as u64);
         // Where few pieces are left the window ends at the tail.
-        let end = engine.window_end(leaf, DEPTH - 5, 1 << 20, DEPTH);
-        assert_eq!(end.expect("a window"), DEPTH);
+        assert_eq!(end(DEPTH - 5), DEPTH);
     };
     with_engine(&directory, |engine| check(engine, &chain(engine)));
     with_engine(&directory, |engine| {

@@ -250,11 +250,11 @@ impl Engine {
         offset: &str,
         max_bytes: u64,
     ) -> Result<LocalRead, Refusal> {
-        let plan = self.plan_read(stream, ReadFrom::parse(offset.as_bytes())?)?;
-        let window = self.window(stream, plan.position, max_bytes)?;
-        let bytes = self
-            .read_range(stream, window.start, window.end)
-            .map_err(|error| self.read_failed(stream, error))?;
+        let mut reading = self.reading(stream);
+        let plan = reading.plan(ReadFrom::parse(offset.as_bytes())?)?;
+        let window = reading.window(plan.position, max_bytes)?;
+        let mut bytes = Vec::with_capacity((window.end - window.start) as usize);
+        reading.copy(&window, &mut bytes)?;
         Ok(LocalRead {
             body: as_body(&stream.content_type, bytes),
             next: window.next,

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::io::release_memory;
+use crate::io::{release_memory, resident_bytes};
 use crate::limits::WAL_SPARE_FILES;
 use crate::log::checkpoint::{Checkpoint, CheckpointError};
 use crate::log::wal::{WalFile, file_name, prepare_new, prepare_recycled};
 use crate::model::{Extent, FileRef, StreamId};
 use crate::shard::commit::RetainedFile;
-use crate::shard::ebb::{Ebb, held_for_clients, held_for_streams};
+use crate::shard::ebb::{self, Ebb};
 use crate::shard::engine::Engine;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
@@ -144,13 +144,21 @@ impl Retry {
 }
 
 impl Engine {
+    /// Gives back what the allocator keeps, when that is much.
+    fn release_unheld(&self, ebb: &mut Ebb, now_us: u64) {
+        let held = ebb::held(&self.metrics);
+        if resident_bytes().is_some_and(|resident| ebb.is_over(resident, held, now_us)) {
+            release_memory();
+        }
+    }
+
     /// The maintenance thread's loop.
     pub fn run_maintenance(&self) {
         let mut expiry_cursor: Option<Vec<u8>> = Some(Vec::new());
         let mut last_sweep_us = 0;
         let mut quiet = Quiet::default();
         let mut retry = Retry::default();
-        let (mut clients, mut streams) = (Ebb::default(), Ebb::default());
+        let mut ebb = Ebb::default();
         self.prepare_spares();
         self.sweep_orphans();
         loop {
@@ -184,11 +192,7 @@ impl Engine {
             }
             self.load_expiring(&mut expiry_cursor);
             let now_us = self.doors.clock.monotonic_us();
-            let for_clients = clients.is_over(held_for_clients(&self.metrics), now_us);
-            let for_streams = streams.is_over(held_for_streams(&self.metrics), now_us);
-            if for_clients || for_streams {
-                release_memory();
-            }
+            self.release_unheld(&mut ebb, now_us);
             if now_us.saturating_sub(last_sweep_us) >= self.config.sweep_interval_ms * 1000 {
                 last_sweep_us = now_us;
                 self.sweep_expired(now_ms);

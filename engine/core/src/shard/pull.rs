@@ -11,10 +11,10 @@ use crate::codec::checksum;
 use crate::log::cold::check_one;
 use crate::model::{Extent, IndexEntry};
 use crate::shard::engine::Engine;
-use crate::shard::read::find_staged_part;
 use crate::shard::staged::WholeAppends;
 use crate::stream::handle::Stream;
 use crate::stream::hot::{FilePart, Hot, SharedBytes};
+use crate::stream::locate::Source;
 
 /// Bytes of a block: small enough for the processor's cache, large enough for the calls to be few.
 const BLOCK_BYTES: u64 = 256 * 1024;
@@ -124,22 +124,19 @@ impl Engine {
         block: &mut Block,
     ) -> io::Result<()> {
         block.clear();
-        let (extents, flushing) = {
-            let mut state = owner.lock();
-            if let Some((hot, part)) = find_staged_part(&state, position) {
+        let mut state = owner.lock();
+        state.share(position);
+        let extents = match state.locate(position) {
+            Source::Memory(hot) => return pull_hot(hot, position, end, block),
+            Source::Staged(hot, part) => {
                 let appends = WholeAppends::block(hot, &part, position, end, BLOCK_BYTES);
                 drop(state);
                 return self.pull_staged(owner, &part, &appends, position, block);
             }
-            if position >= state.hot.start && !state.hot.is_empty() {
-                state.hot.freeze();
-                return pull_hot(&state.hot, position, end, block);
-            }
-            (state.readable_extents(), state.flushing.clone())
+            Source::Files(extents) => extents,
+            Source::Nowhere => return Ok(()),
         };
-        if let Some(flushing) = flushing.filter(|hot| position >= hot.start) {
-            return pull_hot(&flushing, position, end, block);
-        }
+        drop(state);
         let found = self.cold.read_appends(
             &extents,
             position,

@@ -13,48 +13,14 @@ use std::sync::Arc;
 use crate::error::ErrorCode;
 use crate::limits::TAIL_RECORDS_MAX;
 use crate::log::cold::Piece;
-use crate::model::{Extent, IndexEntry, Media};
+use crate::model::{IndexEntry, Media};
 use crate::refusal::Refusal;
-use crate::shard::engine::Engine;
+use crate::shard::engine::{Engine, Undone};
 use crate::shard::marks::Append;
 use crate::shard::staged::WholeAppends;
 use crate::stream::handle::Stream;
-use crate::stream::hot::{FilePart, Hot, SharedBytes};
-use crate::stream::offsets;
-use crate::stream::state::StreamState;
-
-/// Which index entry is wanted: the first one whose key is at least this (all keys grow along the index).
-#[derive(Clone, Copy)]
-pub(super) enum Key {
-    End(u64),
-    Records(u64),
-    Time(u64),
-}
-
-impl Key {
-    fn reached(self, entry: &IndexEntry) -> bool {
-        match self {
-            Key::End(end) => entry.end >= end,
-            Key::Records(records) => entry.records >= records,
-            Key::Time(time) => entry.time_ms >= time,
-        }
-    }
-}
-
-/// The parts of a stream's own bytes, taken under its lock so that they can be read without it.
-struct Parts {
-    start: u64,
-    extents: Arc<Vec<Extent>>,
-    flushing: Option<Arc<Hot>>,
-}
-
-fn parts(state: &StreamState) -> Parts {
-    Parts {
-        start: state.start,
-        extents: state.readable_extents(),
-        flushing: state.flushing.clone(),
-    }
-}
+use crate::stream::hot::SharedBytes;
+use crate::stream::locate::{Key, Known, Source};
 
 impl Engine {
     /// Copies bytes from `position` on into `buffer`, as many as one piece holds. The caller keeps the range
@@ -80,21 +46,21 @@ impl Engine {
             .len()
             .min(usize::try_from(limit - position).unwrap_or(usize::MAX));
         let buffer = &mut buffer[..room];
-        let parts = {
-            let state = owner.lock();
-            if let Some((part, appends)) = staged_part(&state, position, buffer.len()) {
+        let state = owner.lock();
+        match state.locate(position) {
+            Source::Memory(hot) => Ok(hot.copy(position, buffer)),
+            Source::Staged(hot, part) => {
+                let end = position.saturating_add(room as u64).min(part.end());
+                let appends = WholeAppends::between(hot, position, end);
                 drop(state);
-                return self.fill_staged(owner, &part, &appends, position, buffer);
+                self.fill_staged(owner, &part, &appends, position, buffer)
             }
-            if position >= state.hot.start && !state.hot.is_empty() {
-                return Ok(state.hot.copy(position, buffer));
+            Source::Files(extents) => {
+                drop(state);
+                self.cold.read_checked(&extents, position, buffer)
             }
-            parts(&state)
-        };
-        if let Some(flushing) = parts.flushing.filter(|hot| position >= hot.start) {
-            return Ok(flushing.copy(position, buffer));
+            Source::Nowhere => Ok(0),
         }
-        self.cold.read_checked(&parts.extents, position, buffer)
     }
 
     /// Bytes from `position` on that can be sent as they lie in memory, without a copy; `None` where there are
@@ -106,17 +72,12 @@ impl Engine {
     ) -> io::Result<Option<(SharedBytes, u64)>> {
         let (owner, limit) = self.owner_of(stream, position)?;
         let mut state = owner.lock();
-        if position >= state.hot.start && !state.hot.is_empty() {
-            state.hot.freeze();
-            return Ok(state
-                .hot
-                .shared(position)
-                .map(|bytes| (bytes, limit - position)));
-        }
-        let flushing = state.flushing.as_ref().filter(|hot| position >= hot.start);
-        Ok(flushing
-            .and_then(|hot| hot.shared(position))
-            .map(|bytes| (bytes, limit - position)))
+        state.share(position);
+        let shared = match state.locate(position) {
+            Source::Memory(hot) => hot.shared(position),
+            _ => None,
+        };
+        Ok(shared.map(|bytes| (bytes, limit - position)))
     }
 
     /// The file that holds the bytes from `position` on, for the kernel to move; `None` if they are in memory.
@@ -131,22 +92,22 @@ impl Engine {
         limit: u64,
         position: u64,
     ) -> io::Result<Option<Piece>> {
-        let extents = {
-            let state = owner.lock();
-            if let Some((part, _)) = staged_part(&state, position, 0) {
+        let state = owner.lock();
+        match state.locate(position) {
+            Source::Memory(_) | Source::Nowhere => Ok(None),
+            Source::Staged(_, part) => {
                 drop(state);
-                return self.staged_piece(owner, &part, limit, position).map(Some);
+                self.staged_piece(owner, &part, limit, position).map(Some)
             }
-            if position >= state.file_end() {
-                return Ok(None);
+            Source::Files(extents) => {
+                drop(state);
+                let found = self.cold.piece(&extents, position)?;
+                Ok(found.map(|piece| Piece {
+                    len: piece.len.min(limit - position),
+                    ..piece
+                }))
             }
-            state.readable_extents()
-        };
-        let found = self.cold.piece(&extents, position)?;
-        Ok(found.map(|piece| Piece {
-            len: piece.len.min(limit - position),
-            ..piece
-        }))
+        }
     }
 
     /// Makes sure that files which hold a range are there and long enough, before somebody is promised its bytes.
@@ -162,7 +123,7 @@ impl Engine {
             position = match piece {
                 Some(len) => position.saturating_add(len),
                 // In memory here; what was committed behind it may lie in a file.
-                None => match next_staged_part(&owner.lock(), position) {
+                None => match owner.lock().next_staged(position) {
                     Some(start) if start < limit => start,
                     // The fork's own bytes follow its source's.
                     _ if limit < end => limit,
@@ -223,27 +184,17 @@ impl Engine {
     }
 
     fn look_for_entry(&self, stream: &Arc<Stream>, key: Key) -> io::Result<Option<IndexEntry>> {
-        let (parts, in_hot, hot_is_all) = {
-            let state = stream.lock();
-            let in_hot = first_reaching(&state.hot.index, key);
-            let hot_is_all = state.file_end() == state.start && state.flushing.is_none();
-            (parts(&state), in_hot, hot_is_all)
+        let known = stream.lock().entry(key);
+        let (extents, held) = match known {
+            Known::Here(entry) => return Ok(entry),
+            Known::Perhaps(extents, held) => (extents, held),
         };
-        if hot_is_all {
-            return Ok(in_hot);
-        }
         let cold = match key {
-            Key::End(end) => self.cold.entry_at_or_after(&parts.extents, end)?,
-            Key::Records(records) => self.cold.entry_by_records(&parts.extents, records)?,
-            Key::Time(time) => self.cold.entry_by_time(&parts.extents, time)?,
+            Key::End(end) => self.cold.entry_at_or_after(&extents, end)?,
+            Key::Records(records) => self.cold.entry_by_records(&extents, records)?,
+            Key::Time(time) => self.cold.entry_by_time(&extents, time)?,
         };
-        let flushing = || {
-            parts
-                .flushing
-                .as_ref()
-                .and_then(|hot| first_reaching(&hot.index, key))
-        };
-        Ok(cold.or_else(flushing).or(in_hot))
+        Ok(cold.or(held))
     }
 
     /// Last boundary at or below `limit` in the own index of the stream that owns the byte before it.
@@ -257,76 +208,30 @@ impl Engine {
     }
 
     fn look_for_boundary(&self, owner: &Arc<Stream>, limit: u64) -> io::Result<u64> {
-        let (parts, in_hot) = {
-            let state = owner.lock();
-            (parts(&state), last_not_beyond(&state.hot.index, limit))
+        let known = owner.lock().boundary(limit);
+        let (extents, start) = match known {
+            Known::Here(boundary) => return Ok(boundary),
+            Known::Perhaps(extents, start) => (extents, start),
         };
-        if let Some(entry) = in_hot {
-            return Ok(entry.end);
-        }
-        if let Some(entry) = parts
-            .flushing
-            .as_ref()
-            .and_then(|hot| last_not_beyond(&hot.index, limit))
-        {
-            return Ok(entry.end);
-        }
-        // Extents hold whole appends, so where one ends needs no search.
-        let upto = parts.extents.partition_point(|extent| extent.end() < limit);
-        if parts
-            .extents
+        // Where an extent ends needs no search.
+        let upto = extents.partition_point(|extent| extent.end() < limit);
+        if extents
             .get(upto)
             .is_some_and(|extent| extent.end() == limit)
         {
             return Ok(limit);
         }
-        let cold = self.cold.entry_at_or_before(&parts.extents, limit)?;
-        Ok(cold.map_or(parts.start, |entry| entry.end))
+        let cold = self.cold.entry_at_or_before(&extents, limit)?;
+        Ok(cold.map_or(start, |entry| entry.end))
     }
 
     /// First boundary beyond `position`.
-    fn boundary_after(&self, stream: &Arc<Stream>, position: u64) -> io::Result<u64> {
+    pub(super) fn boundary_after(&self, stream: &Arc<Stream>, position: u64) -> io::Result<u64> {
         let (owner, limit) = self.owner_of(stream, position)?;
         let entry = self.own_entry(&owner, Key::End(position + 1))?;
         entry
             .map(|entry| entry.end.min(limit))
             .ok_or_else(|| io::Error::other("no index entry behind a visible position"))
-    }
-
-    /// Whether an append ended exactly here.
-    pub fn is_boundary(&self, stream: &Arc<Stream>, position: u64) -> io::Result<bool> {
-        // A fork begins between two appends, whatever became of its source's index.
-        let begins = position == 0 || position == stream.lock().start;
-        if begins || self.boundary_at_or_before(stream, position)? == position {
-            return Ok(true);
-        }
-        self.is_damage_edge(stream, position)
-    }
-
-    /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, before
-    /// the next possible loss, before the next damaged range and behind a bounded number of inherited pieces; a single larger append
-    /// still goes out whole.
-    /// `tail` is the visible tail as the caller saw it.
-    pub fn window_end(
-        &self,
-        stream: &Arc<Stream>,
-        position: u64,
-        window: u64,
-        tail: u64,
-    ) -> io::Result<u64> {
-        let end = tail.min(offsets::loss_after(&stream.lock(), position));
-        let limit = position.saturating_add(window);
-        let near = self.pieces_end(stream, position, end.min(limit))?;
-        let sound = self.damage_start(stream, position, near)?;
-        if sound < limit || end <= limit {
-            return Ok(sound.max(position));
-        }
-        let boundary = self.boundary_at_or_before(stream, limit)?;
-        if boundary > position {
-            return Ok(boundary);
-        }
-        let boundary = self.boundary_after(stream, position)?;
-        self.damage_start(stream, position, boundary)
     }
 
     /// Records of the stream up to a boundary.
@@ -432,21 +337,16 @@ impl Engine {
         stream: &Arc<Stream>,
         anchor: u64,
         count: u64,
-    ) -> Result<(Vec<u8>, u32), Refusal> {
-        let failed = |error| self.read_failed(stream, error);
-        let beyond = || {
-            Refusal::with(
-                ErrorCode::ForkOffsetInvalid,
-                "Stream-Fork-Sub-Offset reaches beyond the append it counts in.",
-            )
-        };
+    ) -> Result<(Vec<u8>, u32), Undone> {
+        let failed = |error| Undone::refused(self.read_failed(stream, error));
+        let invalid = |detail| Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, detail));
+        let beyond = || invalid("Stream-Fork-Sub-Offset reaches beyond the append it counts in.");
         let tail = stream.lock().visible.tail;
         if anchor >= tail {
             return Err(beyond());
         }
         if self.damage_end(stream, anchor).map_err(failed)?.is_some() {
-            return Err(Refusal::with(
-                ErrorCode::ForkOffsetInvalid,
+            return Err(invalid(
                 "The append that Stream-Fork-Sub-Offset counts in is damaged.",
             ));
         }
@@ -462,6 +362,12 @@ impl Engine {
         if cut > append.end.min(tail) {
             return Err(beyond());
         }
+        // Nothing is copied that the log has no room for: it would be copied again at every look.
+        let len = usize::try_from(cut - anchor).unwrap_or(usize::MAX);
+        if len > self.config.append_max_bytes + 1 {
+            return Err(Undone::refused(ErrorCode::PayloadTooLarge));
+        }
+        self.shard.open()?.admit(len, false)?;
         let bytes = self.first_bytes(&append, cut).map_err(failed)?;
         Ok((bytes, records))
     }
@@ -469,35 +375,4 @@ impl Engine {
 
 fn no_entry() -> io::Error {
     io::Error::other("no index entry for a visible record")
-}
-
-/// The part in a staged pack that holds the byte at `position`, with the appends that `len` bytes from there cover.
-fn staged_part(state: &StreamState, position: u64, len: usize) -> Option<(FilePart, WholeAppends)> {
-    let (hot, part) = find_staged_part(state, position)?;
-    let end = position.saturating_add(len as u64).min(part.end());
-    Some((part, WholeAppends::between(hot, position, end)))
-}
-
-pub(super) fn find_staged_part(state: &StreamState, position: u64) -> Option<(&Hot, FilePart)> {
-    let hots = [Some(&state.hot), state.flushing.as_deref()];
-    let mut held = hots.into_iter().flatten();
-    held.find_map(|hot| Some((hot, hot.in_file(position)?)))
-}
-
-/// Where the next part behind `position` that lies in a staged pack begins.
-fn next_staged_part(state: &StreamState, position: u64) -> Option<u64> {
-    let flushing = state.flushing.iter().flat_map(|hot| hot.file_parts());
-    let mut starts = flushing.chain(state.hot.file_parts());
-    let found = starts.find(|part| part.start > position);
-    found.map(|part| part.start)
-}
-
-fn first_reaching(index: &[IndexEntry], key: Key) -> Option<IndexEntry> {
-    let at = index.partition_point(|entry| !key.reached(entry));
-    index.get(at).copied()
-}
-
-fn last_not_beyond(index: &[IndexEntry], limit: u64) -> Option<IndexEntry> {
-    let count = index.partition_point(|entry| entry.end <= limit);
-    index[..count].last().copied()
 }

@@ -379,15 +379,5 @@ fn refuse(code: ErrorCode, detail: String) -> Undone {
 
 /// Says which of many streams a refusal is about.
 pub fn name_stream(undone: Undone, name: &str) -> Undone {
-    match undone {
-        Undone::Refused { mut refusal, gate } => {
-            refusal.detail = format!(
-                "Stream {name:?}: {}.",
-                refusal.sentence().trim_end_matches('.')
-            )
-            .into();
-            Undone::Refused { refusal, gate }
-        }
-        Undone::Wait => Undone::Wait,
-    }
+    undone.saying(|sentence| format!("Stream {name:?}: {}.", sentence.trim_end_matches('.')))
 }

@@ -12,6 +12,7 @@ use crate::model::IndexEntry;
 use crate::shard::engine::Engine;
 use crate::stream::handle::Stream;
 use crate::stream::hot::{FilePart, Hot};
+use crate::stream::locate::Source;
 
 /// Appends that a read covers whole: what can be checked.
 pub struct WholeAppends {
@@ -149,14 +150,11 @@ impl Engine {
         );
         let range = {
             let state = owner.lock();
-            let hots = [Some(&state.hot), state.flushing.as_deref()];
-            let held = hots.into_iter().flatten();
-            let hot = held.into_iter().find(|hot| {
-                hot.in_file(from)
-                    .is_some_and(|found| found.section == part.section)
-            });
             // A checkpoint has placed it meanwhile: whoever reads again finds it in an extent.
-            let Some(hot) = hot else { return };
+            let hot = match state.locate(from) {
+                Source::Staged(hot, found) if found.section == part.section => hot,
+                _ => return,
+            };
             if missing {
                 (part.start, part.end())
             } else {

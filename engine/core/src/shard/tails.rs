@@ -20,8 +20,8 @@ use crate::model::{Class, ContentType, Gate, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::plan::ReadFrom;
-use crate::shard::read::Key;
 use crate::stream::handle::Stream;
+use crate::stream::locate::Key;
 use crate::stream::offsets::{self, Gap, ReadStart};
 use crate::stream::snapshot;
 use crate::stream::state::{Life, StreamState};
@@ -278,7 +278,7 @@ impl Engine {
         position: u64,
         number: Option<u64>,
     ) -> Result<Found, Refusal> {
-        let read = self.read_start(stream, ReadStart::at(position))?;
+        let read = self.reading(stream).start(ReadStart::at(position))?;
         if read.gap.is_some() {
             return self.found(stream, read, None, None);
         }
@@ -299,7 +299,7 @@ impl Engine {
     fn place_of_offset(&self, stream: &Arc<Stream>, text: &str) -> Result<Found, Refusal> {
         match ReadFrom::parse(text.as_bytes())? {
             ReadFrom::At(asked) => {
-                let start = self.resolve_boundary(stream, asked)?;
+                let start = self.reading(stream).resolve_boundary(asked)?;
                 self.found(stream, start, Some(asked), None)
             }
             ReadFrom::Now => {
@@ -347,12 +347,6 @@ fn newest_time(state: &StreamState) -> Option<u64> {
     if visible.records == 0 {
         return None;
     }
-    let newest = |index: &[crate::model::IndexEntry]| {
-        let count = index.partition_point(|entry| entry.end <= visible.tail);
-        index[..count].last().map(|entry| entry.time_ms)
-    };
-    let flushing = || newest(&state.flushing.as_ref()?.index);
-    newest(&state.hot.index)
-        .or_else(flushing)
-        .or(Some(state.last_time_ms))
+    let newest = state.last_entry_held(visible.tail);
+    Some(newest.map_or(state.last_time_ms, |entry| entry.time_ms))
 }

@@ -203,17 +203,23 @@ impl Hot {
         self.index.get(from..to).unwrap_or(&[])
     }
 
+    /// The bytes from `position` on that lie together; none if they are not here in memory.
+    pub fn bytes(&self, position: u64) -> &[u8] {
+        let (bytes, start) = match self.part_at(position) {
+            Some(part) => match &part.bytes {
+                PartBytes::Memory(bytes) => (bytes.as_slice(), part.start),
+                PartBytes::File(_) => return &[],
+            },
+            None => (self.active.as_slice(), self.active_start),
+        };
+        let from = position.checked_sub(start);
+        from.and_then(|from| bytes.get(from as usize..))
+            .unwrap_or(&[])
+    }
+
     /// Copies from `position` on; returns how many bytes, 0 if they are not here in memory.
     pub fn copy(&self, position: u64, buffer: &mut [u8]) -> usize {
-        let shared = self.shared(position);
-        let source = match &shared {
-            Some(part) => &part.bytes[part.from..],
-            None if position >= self.active_start => self
-                .active
-                .get((position - self.active_start) as usize..)
-                .unwrap_or(&[]),
-            None => &[],
-        };
+        let source = self.bytes(position);
         let count = source.len().min(buffer.len());
         buffer[..count].copy_from_slice(&source[..count]);
         count

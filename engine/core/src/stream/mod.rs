@@ -12,6 +12,7 @@ pub mod json;
 pub mod key;
 pub mod lifecycle;
 pub mod line;
+pub mod locate;
 pub mod memory;
 pub mod messages;
 pub mod offsets;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorCode;
+use crate::limits::{COMMIT_STAGES_MAX, STAGE_STREAMS_MAX};
 use crate::refusal::Refusal;
+use crate::serve::pipeline::lists::Bounded;
 use crate::serve::pipeline::{Answer, Request};
 use crate::shard::adopt::{CommitRequest, CommitStage, Committed};
 use crate::shard::engine::{Engine, Undone};
@@ -16,8 +18,8 @@ struct Asked {
     producer: String,
     epoch: u64,
     #[serde(default)]
-    streams: Vec<String>,
-    stages: Vec<AskedStage>,
+    streams: Bounded<String, STAGE_STREAMS_MAX>,
+    stages: Bounded<AskedStage, COMMIT_STAGES_MAX>,
 }
 
 #[derive(Deserialize)]
@@ -45,8 +47,8 @@ struct ToldStream<'a> {
 pub fn post(engine: &Arc<Engine>, request: &Request) -> Result<Answer, Undone> {
     let asked: Asked = serde_json::from_slice(&request.body)
         .map_err(|error| refuse(format!("The body is not a commit: {error}.")))?;
-    let mut stages = Vec::with_capacity(asked.stages.len());
-    for stage in &asked.stages {
+    let mut stages = Vec::with_capacity(asked.stages.0.len());
+    for stage in &asked.stages.0 {
         let checksum = u32::from_str_radix(&stage.checksum, 16).ok();
         let checksum = checksum.filter(|_| stage.checksum.len() == 8);
         let Some(checksum) = checksum else {
@@ -61,7 +63,7 @@ pub fn post(engine: &Arc<Engine>, request: &Request) -> Result<Answer, Undone> {
     let committed = engine.commit_stages(&CommitRequest {
         producer: &asked.producer,
         epoch: asked.epoch,
-        streams: asked.streams.iter().map(String::as_str).collect(),
+        streams: asked.streams.0.iter().map(String::as_str).collect(),
         stages,
     })?;
     answer(&committed)

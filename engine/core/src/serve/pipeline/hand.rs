@@ -8,12 +8,13 @@ use crate::io::wanted;
 use crate::limits::{HEAD_MAX_BYTES, TIGHT_OUTPUT_BYTES};
 use crate::model::Gate;
 use crate::refusal::Refusal;
+use crate::serve::budget::Reserved;
 use crate::serve::conn::{Conn, Handing, Phase};
 use crate::serve::http::{Head, HttpError, Known, Parsed, parse_head};
 use crate::serve::pipeline::pool::{Finished, Outcome};
 use crate::serve::pipeline::waits::Asker;
 use crate::serve::pipeline::write::Wrote;
-use crate::serve::pipeline::{Answer, Body, Job, Request, Reserved, Unsent};
+use crate::serve::pipeline::{Answer, Body, Job, Request, Unsent};
 use crate::serve::reactor::{Flow, Reactor};
 use crate::serve::respond::{self, CONTINUE, Reply};
 use crate::serve::route::PipelineCall;
@@ -31,10 +32,6 @@ impl Reactor {
         call: PipelineCall,
         body: &[u8],
     ) -> Flow {
-        let reserved = Reserved {
-            metrics: Arc::clone(&self.engine.metrics),
-            bytes: std::mem::take(&mut conn.reserved),
-        };
         let asker = Asker::new(conn.half_closed);
         let job = Job {
             call,
@@ -46,7 +43,7 @@ impl Reactor {
             reactor: self.number,
             conn: conn.token,
             asker: Arc::clone(&asker),
-            _reserved: reserved,
+            _reserved: Reserved::of(conn, &self.engine.metrics),
         };
         conn.job = Some((Box::new(job), body.len()));
         conn.phase = Phase::Working(asker);

@@ -12,6 +12,7 @@ use crate::limits::{READ_MAX_BYTES, READ_MAX_BYTES_DEFAULT, READ_RANGES_MAX};
 use crate::model::{Gate, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::arrow::{Column, Encoder};
+use crate::serve::pipeline::lists::Bounded;
 use crate::serve::pipeline::tails::ToldGap;
 use crate::serve::pipeline::walk::{Next, Walk};
 use crate::serve::pipeline::{Answer, check_answers_room};
@@ -26,9 +27,9 @@ const KEY_PATH_MAX_BYTES: usize = 1024;
 #[serde(deny_unknown_fields)]
 struct Asked<'a> {
     #[serde(borrow)]
-    ranges: Vec<AskedRange<'a>>,
+    ranges: Bounded<AskedRange<'a>, READ_RANGES_MAX>,
     #[serde(borrow)]
-    columns: Option<Vec<Cow<'a, str>>>,
+    columns: Option<Bounded<Cow<'a, str>, { Column::ALL.len() }>>,
     #[serde(borrow)]
     key_path: Option<Cow<'a, str>>,
     max_bytes: Option<u64>,
@@ -74,16 +75,17 @@ pub struct Read {
 impl Read {
     fn parse(body: &[u8]) -> Result<Read, Refusal> {
         let asked: Asked<'_> = super::parse_json(body)?;
-        if asked.ranges.len() > READ_RANGES_MAX {
+        if asked.ranges.0.len() > READ_RANGES_MAX {
             return Err(bad(format!("A read has at most {READ_RANGES_MAX} ranges.")));
         }
         let ranges: Result<Vec<Range>, Refusal> = asked
             .ranges
+            .0
             .into_iter()
             .enumerate()
             .map(|(number, range)| parse_range(number, range))
             .collect();
-        let columns = parse_columns(asked.columns.as_deref())?;
+        let columns = parse_columns(asked.columns.as_ref().map(|names| names.0.as_slice()))?;
         let key_path = asked.key_path.as_deref().map(parse_key_path).transpose()?;
         if columns.contains(&Column::Key) && key_path.is_none() {
             return Err(bad("The column key needs a key_path."));

@@ -4,9 +4,12 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorCode;
@@ -14,6 +17,7 @@ use crate::limits::{TAILS_PLACES_MAX, TAILS_STREAMS_MAX, TAILS_WAIT_MAX_MS};
 use crate::log::endings::Ending;
 use crate::model::{Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
+use crate::serve::pipeline::lists::Bounded;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::patterns::{Matcher, Pattern, Patterns, Turn};
 use crate::serve::pipeline::{Answer, Held, check_answers_room};
@@ -65,7 +69,7 @@ impl Named {
 #[serde(deny_unknown_fields)]
 struct Asked<'a> {
     #[serde(borrow)]
-    streams: Option<Vec<AskedStream<'a>>>,
+    streams: Option<Bounded<AskedStream<'a>, TAILS_STREAMS_MAX>>,
     #[serde(borrow)]
     pattern: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -76,14 +80,38 @@ struct Asked<'a> {
     wait_ms: u64,
 }
 
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "each stream is a name, or an object with name, incarnation and at"
-)]
 enum AskedStream<'a> {
-    Name(#[serde(borrow)] Cow<'a, str>),
-    With(#[serde(borrow)] AskedPlaces<'a>),
+    Name(Cow<'a, str>),
+    With(AskedPlaces<'a>),
+}
+
+/// By hand: to tell them apart, a derived one would first keep all of it in a form that takes many times its bytes.
+impl<'de: 'a, 'a> Deserialize<'de> for AskedStream<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NameOrPlaces)
+    }
+}
+
+struct NameOrPlaces;
+
+impl<'de> Visitor<'de> for NameOrPlaces {
+    type Value = AskedStream<'de>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a name, or an object with name, incarnation and at")
+    }
+
+    fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Self::Value, E> {
+        Ok(AskedStream::Name(name.into()))
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+        Ok(AskedStream::Name(name.to_owned().into()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        AskedPlaces::deserialize(MapAccessDeserializer::new(map)).map(AskedStream::With)
+    }
 }
 
 #[derive(Deserialize)]
@@ -94,7 +122,7 @@ struct AskedPlaces<'a> {
     #[serde(default, borrow)]
     incarnation: Option<Cow<'a, str>>,
     #[serde(default, borrow)]
-    at: Vec<AskedPlace<'a>>,
+    at: Bounded<AskedPlace<'a>, TAILS_PLACES_MAX>,
 }
 
 #[derive(Deserialize)]
@@ -122,7 +150,7 @@ impl Question {
         let asked: Asked<'_> = super::parse_json(body)?;
         let hold = |bytes| Held::new(&engine.metrics, bytes);
         let which = match (asked.streams, asked.pattern) {
-            (Some(streams), None) => Which::Named(parse_names(streams)?),
+            (Some(streams), None) => Which::Named(parse_names(streams.0)?),
             (None, Some(pattern)) => Which::Matching(patterns.get(&pattern, hold)?),
             _ => return Err(bad("Give exactly one of streams and pattern.")),
         };
@@ -178,7 +206,7 @@ fn parse_names(streams: Vec<AskedStream<'_>>) -> Result<Vec<Named>, Refusal> {
             AskedStream::With(places) => Ok(Named {
                 name: places.name.into(),
                 incarnation: places.incarnation.as_deref().map(parse_id).transpose()?,
-                at: places.at.into_iter().map(Wanted::from).collect(),
+                at: places.at.0.into_iter().map(Wanted::from).collect(),
             }),
         })
         .collect::<Result<Vec<Named>, Refusal>>()?;

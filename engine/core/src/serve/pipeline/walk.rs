@@ -330,7 +330,7 @@ fn begin(
     stream: &Arc<Stream>,
 ) -> Result<(Course, Option<Gap>), Refusal> {
     let failed = |error| engine.read_failed(stream, error);
-    let start = engine.resolve_boundary(stream, range.from.offset)?;
+    let start = engine.reading(stream).resolve_boundary(range.from.offset)?;
     let (end, offset) = {
         let state = stream.lock();
         let end = offsets::resolve(&state, &engine.losses, range.to.offset)?;
@@ -354,7 +354,7 @@ fn begin(
         ));
     }
     let checked = end.gap.is_some() || end.position == stream.lock().visible.tail;
-    if !checked && !engine.is_boundary(stream, end.position).map_err(failed)? {
+    if !checked && !engine.is_boundary(stream, end.position)? {
         engine.doubt(stream, end.position).map_err(failed)?;
         return Err(Refusal::with(
             ErrorCode::OffsetInvalid,
@@ -404,12 +404,5 @@ fn number_of_another(place: Place, records: u64) -> Refusal {
 
 /// Says which of several ranges an error is about.
 fn name_range(undone: Undone, number: usize, range: &Range) -> Undone {
-    match undone {
-        Undone::Refused { mut refusal, gate } => {
-            let sentence = refusal.sentence().to_owned();
-            refusal.detail = format!("ranges[{number}] ({:?}): {sentence}", range.stream).into();
-            Undone::Refused { refusal, gate }
-        }
-        Undone::Wait => Undone::Wait,
-    }
+    undone.saying(|sentence| format!("ranges[{number}] ({:?}): {sentence}", range.stream))
 }

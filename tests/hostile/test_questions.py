@@ -1,0 +1,69 @@
+"""Large questions take no more than they bring, and what is wrong with them is told in a few words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from support.http import Api
+from support.server import Server
+from support.staging import rows_body
+
+MIB = 1 << 20
+ASKED_BYTES = 8 * MIB - 4096
+# DEL, which is written in eight characters where it is shown.
+NAME = "\x7f" * ASKED_BYTES
+PLACE = {"offset": "-1", "number": 0}
+LONG = [
+    ("/v1/tails", {"streams": [f"__ds/{NAME}"]}),
+    ("/v1/tails", {"streams": [{"name": "a", "incarnation": NAME}]}),
+    ("/v1/tails", {"streams": NAME}),
+    ("/v1/tails", {NAME: 1}),
+    ("/v1/read", {"ranges": [{"stream": f"__ds/{NAME}", "from": PLACE, "to": PLACE}]}),
+    ("/v1/read", {"ranges": [{"stream": NAME, "from": PLACE, "to": PLACE}]}),
+    ("/v1/read", {"ranges": [], "columns": [NAME]}),
+    ("/v1/commit", {"producer": "p", "epoch": 0, "stages": [{"id": NAME, "checksum": "x"}]}),
+    ("/v1/commit", {"producer": "p", "epoch": 0, "stages": [{"id": NAME, "checksum": "0" * 8}]}),
+    ("/v1/commit", {"producer": "p", "epoch": 0, "stages": NAME}),
+]
+LISTS = [
+    ("/v1/tails", '{"streams":[', '"",', '""]}'),
+    ("/v1/tails", '{"streams":[{"name":"a","at":[', '{"byte":1},', '{"byte":1}]}]}'),
+    ("/v1/tails", '{"streams":[{"name":"a","at":[', '{"offset":"-1"},', '{"byte":1}]}]}'),
+    ("/v1/read", '{"ranges":[],"columns":[', '"value",', '"value"]}'),
+    ("/v1/commit", '{"producer":"p","epoch":0,"stages":[],"streams":[', '"",', '""]}'),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LONG)))
+def test_a_refusal_names_no_more_of_a_request_than_a_person_reads(api: Api, number: int) -> None:
+    target, question = LONG[number]
+    body = json.dumps(question, ensure_ascii=False).encode()
+    answer = api.call("POST", target, {"Content-Type": "application/json"}, body)
+    assert 400 <= answer.status < 500
+    assert answer.json()["code"]
+    assert len(answer.body) < 8192
+
+
+def test_a_refused_row_names_no_more_of_its_stream_than_a_person_reads(api: Api) -> None:
+    body = rows_body([("n" * ASKED_BYTES, b"x")])
+    answer = api.call("PUT", "/v1/stage/long", None, body)
+    assert 400 <= answer.status < 500
+    assert len(answer.body) < 8192
+
+
+@pytest.mark.parametrize("number", range(len(LISTS)))
+def test_a_list_that_is_too_long_takes_no_memory(
+    start_server: Callable[..., Server], number: int
+) -> None:
+    server = start_server()
+    api = Api(server)
+    target, begin, entry, end = LISTS[number]
+    body = (begin + entry * ((ASKED_BYTES - 200) // len(entry)) + end).encode()
+    before = server.rss_bytes()
+    answer = api.call("POST", target, {"Content-Type": "application/json"}, body)
+    assert 400 <= answer.status < 500
+    # The body itself is there twice while it is received.
+    assert server.peak_rss_bytes() - before < 4 * len(body)
