@@ -63,16 +63,19 @@ def _append(name: str, title: str, *arguments: str) -> Cell:
     )
 
 
-def _catchup(name: str, title: str, *, streams: int, append_bytes: int) -> Cell:
+def _catchup(
+    name: str, title: str, *, streams: int, append_bytes: int, stream_bytes: int = 2_000_000
+) -> Cell:
     # How a stream was written matters, most of all to the npm server, which reads append by append
     # (about 0.2 GB/s with 256 B, 0.6 with 4 KiB, 0.8 with 64 KiB). The bound is on streams of the
     # records that all other cells write; the report shows three ways.
     written = ("--streams", str(streams), "--body", str(append_bytes))
+    size = ("--stream-bytes", str(stream_bytes))
     return Cell(
         name=name,
         group="catchup",
         title=title,
-        arguments=("catchup", "--connections", "64", "--stream-bytes", "2000000", *written),
+        arguments=("catchup", "--connections", "64", *size, *written),
         metric=("bytes_per_second",),
         unit="GB/s",
         scale=1e9,
@@ -108,6 +111,20 @@ CELLS: tuple[Cell, ...] = (
         "same, 64 streams written in 64 KiB appends",
         streams=64,
         append_bytes=65536,
+    ),
+    _catchup(
+        "catchup_1k",
+        "catch-up of 1 KiB streams, 64 connections",
+        streams=64,
+        append_bytes=256,
+        stream_bytes=1024,
+    ),
+    _catchup(
+        "catchup_16k",
+        "catch-up of 16 KiB streams, 64 connections",
+        streams=64,
+        append_bytes=256,
+        stream_bytes=16 * 1024,
     ),
     Cell(
         name="sse",
