@@ -256,6 +256,15 @@ class Server:
     def peak_rss_bytes(self) -> int:
         return sum(self._status_kib(pid, "VmHWM") for pid in self.processes()) * 1024
 
+    def thread_seconds(self, name: str) -> float:
+        """Processor time of the threads whose name begins so."""
+        ticks = 0
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            if (task / "comm").read_text().startswith(name):
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     @staticmethod
     def _status_kib(pid: int, field: str) -> int:
         try:
