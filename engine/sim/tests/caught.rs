@@ -174,3 +174,8 @@ fn a_read_that_passes_a_loss_without_a_word_is_caught() {
 fn a_replay_that_takes_a_frame_for_something_else_is_caught() {
     assert_caught("replay differs", sabotaged(Sabotage::ReplayDiffers), 100);
 }
+
+#[test]
+fn a_locator_that_takes_a_stale_extent_is_caught() {
+    assert_caught("stale extent", sabotaged(Sabotage::StaleExtent), 100);
+}

@@ -31,6 +31,8 @@ pub enum Sabotage {
     ReplayDiffers,
     /// A window that ends before a possible loss stands behind it.
     PlanSkipsGap,
+    /// Bytes are looked for in the extent that was the last one before.
+    StaleExtent,
 }
 
 #[cfg(feature = "sabotage")]

@@ -28,6 +28,7 @@ use super::index::{self, end_of};
 use super::pack::{self, PACKS_DIRECTORY, section_bytes};
 use super::pins::Pins;
 use super::segment::{self, Part, SEGMENTS_DIRECTORY};
+use crate::io::sabotage::{self, Sabotage};
 use crate::io::{Disk, DiskFile, read_exact_at};
 use crate::model::{Extent, FileRef, IndexEntry, StreamId};
 
@@ -492,6 +493,10 @@ fn locate(extents: &[Extent], position: u64) -> io::Result<Option<(&Extent, u64)
         return Ok(None);
     };
     match position.checked_sub(extent.start) {
+        Some(at) if sabotage::is(Sabotage::StaleExtent) => {
+            let stale = &extents[number.saturating_sub(1)];
+            Ok(Some((if at < stale.len { stale } else { extent }, at)))
+        }
         Some(at) => Ok(Some((extent, at))),
         None => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
