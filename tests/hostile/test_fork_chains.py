@@ -63,7 +63,7 @@ def fork_requests(path: str, levels: range) -> bytes:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chain(shared_server: Server) -> Chain:
     api, path = Api(shared_server, deadline_s=60.0), "t/fork-chain"
     assert api.put(f"{path}/0", b"00000,").status == 201

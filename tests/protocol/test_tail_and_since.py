@@ -115,7 +115,7 @@ SEARCHED = "millstream_message_search_bytes_total"
 SEARCH_MAX_BYTES = 256 * 1024
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def large(shared_server: Server) -> tuple[Api, str, list[object]]:
     """A stream whose second append is an array of many messages, some of them long."""
     api, path = Api(shared_server, deadline_s=30.0), "t/large-array"
