@@ -27,7 +27,7 @@ RESULTS = BENCH / "results"
 def spark_speed(results: Path = RESULTS) -> str:
     """Date and tables of each run that is the newest one of a cell, with these cells only."""
     runs = [json.loads(file.read_text()) for file in results.glob("*/results.json")]
-    runs = [run for run in runs if run["benchmark"] == "spark" and run["complete"]]
+    runs = [run for run in runs if run.get("benchmark") == "spark" and run["complete"]]
     runs = sorted((run for run in runs if not run["quick"]), key=lambda run: run["started"])
     newest = {record["cell"]: run["started"] for run in runs for record in run["records"]}
     parts = [_part(run, newest) for run in reversed(runs)]
