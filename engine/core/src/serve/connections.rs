@@ -156,12 +156,13 @@ impl Reactor {
         };
         if wants_input(conn) {
             interest |= libc::EPOLLIN as u32;
-        } else if conn.goes_on {
-            // It will want some soon.
-            interest |= conn.interest & libc::EPOLLIN as u32;
         }
         if conn.blocked {
             interest |= libc::EPOLLOUT as u32;
+        }
+        if conn.goes_on {
+            // It will want the same again soon (`I-TURN-1`).
+            interest |= conn.interest & (libc::EPOLLIN | libc::EPOLLOUT) as u32;
         }
         if interest != conn.interest {
             conn.interest = interest;
@@ -184,7 +185,9 @@ impl Reactor {
         }
         if ready & libc::EPOLLOUT as u32 != 0 {
             conn.blocked = false;
-            self.flush(&mut conn);
+            if !conn.goes_on {
+                self.flush(&mut conn);
+            }
         }
         if !conn.dead && ready & libc::EPOLLRDHUP as u32 != 0 && !conn.half_closed {
             self.peer_is_done(&mut conn);

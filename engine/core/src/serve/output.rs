@@ -155,15 +155,15 @@ impl Reactor {
     fn send_body(&mut self, conn: &mut Conn) -> Sent {
         let descriptor = conn.descriptor();
         for pieces in 0..PIECES_PER_TURN {
-            if self.others_come_first(pieces) {
-                return Sent::Later;
-            }
             let Phase::Sending(sending) = &mut conn.phase else {
                 return Sent::All;
             };
             if sending.position == sending.end {
                 conn.output.extend(sending.suffix);
                 return self.body_is_sent(conn);
+            }
+            if self.others_come_first(pieces) {
+                return Sent::Later;
             }
             drop(wanted::take_noted());
             let moved = move_piece(
