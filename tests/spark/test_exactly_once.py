@@ -88,6 +88,7 @@ def test_an_executor_is_killed_while_it_writes(rounds: Rounds, local_cluster: Dr
             "PUT", STAGE, kill, nth=nth, moment=round_.random.choice(["before", "after"])
         )
         ran = local_cluster.call(jobs.copy, deadline_s=ROUND_DEADLINE_S, **round_.arguments())
+        round_.proxy.check()
         assert len(killed) == 1
         assert ran == list(range(BATCHES))
         round_.check()

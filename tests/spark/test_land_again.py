@@ -36,7 +36,7 @@ def run(spark: Any, request: Request) -> int:
     job = find("land")
     driver.check(job, request)
     with driver.hold(job, request):
-        return driver.watch(driver.start(job, request, spark), lambda _: None).rows
+        return driver.watch(job.begin(request, spark, None), lambda _: None).rows
 
 
 def landed(lake: Path) -> list[tuple[str, int]]:

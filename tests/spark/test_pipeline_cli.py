@@ -105,7 +105,7 @@ def test_land_goes_on_until_it_is_stopped_and_then_where_it_was(
     request = Request(server.url, ("shop/*",), Target.parse(str(lake)))
     driver.check(find("land"), request)
     with driver.hold(find("land"), request):
-        summary = driver.watch(driver.start(find("land"), request, spark), lambda _: None)
+        summary = driver.watch(find("land").begin(request, spark, None), lambda _: None)
     assert (summary.batches, summary.rows) == (1, 100)
     wanted = [("shop/orders", n) for n in range(400)] + [("shop/returns", n) for n in range(50)]
     assert offsets(lake) == wanted
@@ -150,7 +150,7 @@ def test_what_cannot_work_is_refused_before_spark_starts(
 def test_a_missing_stream_is_one_clear_error(spark: Any, server: Server, tmp_path: Path) -> None:
     request = Request(server.url, ("nope",), Target.parse(str(tmp_path / "lake")))
     with pytest.raises(StreamNotFound, match="nope") as caught:
-        driver.watch(driver.start(find("land"), request, spark), lambda _: None)
+        driver.watch(find("land").begin(request, spark, None), lambda _: None)
     assert caught.value.code == "stream_not_found"
     assert caught.value.hint
     assert exit_code(caught.value) == 3
@@ -172,7 +172,7 @@ def test_copy_appends_the_records_of_streams_to_one_stream_once(
     )
     driver.check(find("copy"), request)
     for batches, rows in ((2, 200), (0, 0)):
-        summary = driver.watch(driver.start(find("copy"), request, spark), lambda _: None)
+        summary = driver.watch(find("copy").begin(request, spark, None), lambda _: None)
         assert (summary.batches, summary.rows) == (batches, rows)
     copied = [record.value for record in client.stream("out").read()]
     for name in ("a", "b"):

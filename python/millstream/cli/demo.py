@@ -217,7 +217,7 @@ def _land(session: Any, client: Client, directory: Path, shown: Shown, steps: li
         )
 
     with driver.hold(job, request):
-        query = driver.start(job, request, session)
+        query = job.begin(request, session, None)
         with driver.running(query):
             driver.watch(query, note, shown.interrupts.check)
 

@@ -378,10 +378,10 @@ def _run(
         with driver.closing(session), interrupts.noted():
             if job.runs_once:
                 display.begin(job.name, request)
-                return tell(app, beside(partial(driver.run, job, request, session), poll))
+                return tell(app, beside(partial(job.begin, request, session, None), poll))
             if job.stateful:
                 display.say(described(session, job))
-            query = driver.start(job, request, session, every_seconds=every_seconds)
+            query = job.begin(request, session, every_seconds)
             with driver.running(query):
                 display.begin(job.name, request)
                 summary = driver.watch(query, display.step, poll, remembers=job.remembers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 EXECUTOR_CLASS = "CoarseGrainedExecutorBackend"
@@ -23,20 +24,20 @@ def executor_of(client_port: int, candidates: list[int]) -> int:
 
 def owner(client_port: int, candidates: list[int]) -> int | None:
     """Which of these processes holds the local end of a connection to us."""
-    inode = _socket_inode(client_port)
-    for pid in candidates if inode is not None else ():
+    sockets = {f"socket:[{inode}]" for inode in _socket_inodes(client_port)}
+    for pid in candidates if sockets else ():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    if link.readlink().name == f"socket:[{inode}]":
+                    if link.readlink().name in sockets:
                         return pid
     return None
 
 
-def _socket_inode(local_port: int) -> str | None:
+def _socket_inodes(local_port: int) -> Iterator[str]:
+    """Strangers may use the same port towards other servers, so there can be several."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         lines = Path(table).read_text().splitlines()
         for fields in map(str.split, itertools.islice(lines, 1, None)):
             if int(fields[1].rsplit(":", 1)[1], 16) == local_port and fields[9] != "0":
-                return fields[9]
-    return None
+                yield fields[9]

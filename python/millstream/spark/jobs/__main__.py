@@ -22,6 +22,7 @@ from millstream.spark.observe.lag import lag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from millstream.spark.jobs.batch import Report
     from millstream.spark.jobs.driver import Step
 
 
@@ -81,12 +82,12 @@ def run(arguments: Sequence[str] | None = None) -> bool:
         session = SparkSession.builder.appName(f"millstream {job.name}").getOrCreate()
         with driver.closing(session):
             if job.runs_once:
-                report = driver.run(job, request, session)
+                report: Report = job.begin(request, session, None)
                 print("\n".join(report.lines()))
                 return report.ok
             if job.stateful:
                 print(state.described(session, job), file=sys.stderr)
-            query = driver.start(job, request, session, every_seconds=pause)
+            query = job.begin(request, session, pause)
             with driver.running(query):
                 summary = driver.watch(query, _tell, remembers=job.remembers)
     print(f"done: {summary.rows} rows in {summary.batches} batches", file=sys.stderr)

@@ -15,7 +15,7 @@ from millstream.spark.jobs.job import Job, Request, selection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 class Report(ABC):
@@ -51,8 +51,10 @@ class BatchJob(Job):
     def run(self, session: SparkSession, request: Request) -> Report:
         """Do it all."""
 
-    def write(self, source: DataFrame, request: Request) -> Any:
-        raise NotImplementedError("a batch job has no query")
+    def begin(self, request: Request, session: SparkSession, every_seconds: float | None) -> Report:  # noqa: ARG002
+        from millstream.spark.jobs import driver
+
+        return driver.run(self, request, session)
 
     def check_once(self, request: Request, every_seconds: float | None) -> None:
         """What is for queries alone means nothing here."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.errors import InvalidArgument
-from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
 from millstream.spark.jobs.streams import CREATE, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Copy(Job):
+class Copy(QueryJob):
     """Streams to a stream."""
 
     name = "copy"

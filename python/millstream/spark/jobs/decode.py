@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs import streams
-from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
 from millstream.spark.jobs.lake import target
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OF_RECORD: Final = ("stream", "offset", "timestamp")
 TAKEN: Final = frozenset({*OF_RECORD, "date", "letter"})
 
 
-class Decode(Job):
+class Decode(QueryJob):
     """Streams of JSON to a stream or a lake of flat columns, and to dead letters."""
 
     name = "decode"

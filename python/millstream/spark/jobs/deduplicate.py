@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millstream.spark.jobs import state, streams
-from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop, seconds_of
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop, seconds_of
 from millstream.spark.jobs.lake import target
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLUMNS = ("stream", "offset", "timestamp", "value")
 
 
-class Deduplicate(Job):
+class Deduplicate(QueryJob):
     """Streams to a stream or a lake, each key once within a time."""
 
     name = "deduplicate"

@@ -27,6 +27,7 @@ from millstream.spark.jobs import left_out, note
 from millstream.spark.jobs.batch import BatchJob
 from millstream.spark.jobs.job import (
     Job,
+    QueryJob,
     Request,
     check_options,
     read_streams,
@@ -226,7 +227,7 @@ def hold(job: Job, request: Request) -> Iterator[None]:
 
 
 def start(
-    job: Job,
+    job: QueryJob,
     request: Request,
     session: SparkSession,
     *,
@@ -239,7 +240,7 @@ def start(
 
 
 def _start(
-    job: Job,
+    job: QueryJob,
     request: Request,
     session: SparkSession,
     every_seconds: float | None,
@@ -262,9 +263,8 @@ def _start(
     return writer.start()
 
 
-def run(job: Job, request: Request, session: SparkSession) -> Report:
+def run(job: BatchJob, request: Request, session: SparkSession) -> Report:
     """Do a batch job, from its beginning to its end."""
-    assert isinstance(job, BatchJob), job.name
     with plainly():
         return job.run(session, request)
 

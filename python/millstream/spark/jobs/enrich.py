@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument, NotSupported
 from millstream.spark.jobs import left_out, streams
-from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop, flag
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop, flag
 from millstream.spark.jobs.lake import target
 from millstream.spark.jobs.refusal import refused
 from millstream.spark.jobs.state import needed
@@ -34,7 +34,7 @@ QUERY: Final = "sql.streaming.queryId"
 MATCHED_ONLY: Final = "matched-only"
 
 
-class Enrich(Job):
+class Enrich(QueryJob):
     """Streams and a table to a stream or a lake."""
 
     name = "enrich"

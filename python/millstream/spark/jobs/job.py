@@ -129,8 +129,8 @@ class Job(ABC):
     """Whether it is a batch job: one answer, no trigger and no checkpoint of its own (`batch`)."""
 
     @abstractmethod
-    def write(self, source: DataFrame, request: Request) -> Any:
-        """The `DataStreamWriter` that does the job; the driver starts it."""
+    def begin(self, request: Request, session: SparkSession, every_seconds: float | None) -> Any:
+        """Start it for a program; the commands do so by `driver`."""
 
     def check(self, request: Request, query_id: str | None) -> None:  # noqa: B027
         """Refuse what cannot work, before a session is started for it.
@@ -187,9 +187,20 @@ class Job(ABC):
             checkpoint=None if checkpoint is None else driver.absolute(str(checkpoint)),
         )
         driver.check(self, request, every_seconds=every)
-        if self.runs_once:
-            return driver.run(self, request, spark)
-        return driver.start(self, request, spark, every_seconds=every)
+        return self.begin(request, spark, every)
+
+
+class QueryJob(Job):
+    """A job that is a query: it goes on with new records, and after a crash where its checkpoint says."""
+
+    @abstractmethod
+    def write(self, source: DataFrame, request: Request) -> Any:
+        """The `DataStreamWriter` that does the job; the driver starts it."""
+
+    def begin(self, request: Request, session: SparkSession, every_seconds: float | None) -> Any:
+        from millstream.spark.jobs import driver
+
+        return driver.start(self, request, session, every_seconds=every_seconds)
 
 
 def _sorted_options(job: Job, given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidArgument
-from millstream.spark.jobs.job import Job, Request
+from millstream.spark.jobs.job import QueryJob, Request
 from millstream.spark.jobs.lake import target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Land(Job):
+class Land(QueryJob):
     """Streams to a lake."""
 
     name = "land"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument, NotSupported
 from millstream.spark.jobs import streams
-from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
 from millstream.spark.jobs.lake import target
 from millstream.spark.jobs.lake.layout import Layout, local_root
 from millstream.spark.jobs.refusal import refused
@@ -35,7 +35,7 @@ OPERATIONS: Final = ("insert", "update", "upsert", "delete")
 QUERY: Final = "sql.streaming.queryId"
 
 
-class Materialise(Job):
+class Materialise(QueryJob):
     """A changelog to the latest state per key."""
 
     name = "materialise"

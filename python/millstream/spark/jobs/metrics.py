@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.spark.jobs import state, streams
-from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
 from millstream.spark.jobs.lake import target
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ SUMS: Final = "start BIGINT, records BIGINT, bytes BIGINT, smallest BIGINT, larg
 """Of a window. Times are microseconds since 1970: Python would give times of the session's zone."""
 
 
-class Metrics(Job):
+class Metrics(QueryJob):
     """Streams to what went through them."""
 
     name = "metrics"

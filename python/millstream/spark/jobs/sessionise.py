@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs import state, streams
-from millstream.spark.jobs.job import Job, JobOption, Request, check_no_loop
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ SESSION: Final = (
 MICROSECONDS: Final = 1_000_000
 
 
-class Sessionise(Job):
+class Sessionise(QueryJob):
     """Streams to a stream of sessions."""
 
     name = "sessionise"

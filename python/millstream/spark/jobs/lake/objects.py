@@ -19,7 +19,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from millstream.spark.jobs.lake.layout import HIDDEN, Layout
@@ -49,14 +48,7 @@ class ObjectPublisher(Publisher):
 
     def publish(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> Manifest:
         assert self._table is not None, "plain files are refused on an object store"
-        manifest = Manifest(
-            query_id,
-            batch_id,
-            decided_ms=time.time_ns() // 1_000_000,
-            table=self._layout.table,
-            files=tuple(files),
-            partition_by=self._layout.partition_by,
-        )
+        manifest = self.manifest(query_id, batch_id, files)
         with reaching(self._layout):
             newest = self._table.entered(query_id)
             if newest is not None and newest > batch_id:

@@ -182,12 +182,15 @@ class Publisher:
             return
         raise out_of_order(batch_id, newest)
 
-    def decide(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> Manifest:
-        """Create the manifest; if another driver was quicker, its decision counts."""
-        self._check_written(files)
-        schema = pq.read_schema(self._layout.root / files[0].temporary).remove_metadata()
-        self._check_form(schema)
-        manifest = Manifest(
+    def manifest(
+        self,
+        query_id: str,
+        batch_id: int,
+        files: Sequence[WrittenFile],
+        schema: pa.Schema | None = None,
+    ) -> Manifest:
+        """What is decided now about a batch."""
+        return Manifest(
             query_id,
             batch_id,
             decided_ms=time.time_ns() // 1_000_000,
@@ -196,6 +199,13 @@ class Publisher:
             partition_by=self._layout.partition_by,
             schema=schema,
         )
+
+    def decide(self, query_id: str, batch_id: int, files: Sequence[WrittenFile]) -> Manifest:
+        """Create the manifest; if another driver was quicker, its decision counts."""
+        self._check_written(files)
+        schema = pq.read_schema(self._layout.root / files[0].temporary).remove_metadata()
+        self._check_form(schema)
+        manifest = self.manifest(query_id, batch_id, files, schema)
         path = self._layout.manifest(query_id, batch_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
