@@ -1,7 +1,7 @@
 """Runs the Python tests in two halves, and fails when either does: the recipe of `make test-python`.
 
 Most tests wait for a process of their own, so three at a time fit on two cores. Those with Spark use both cores and run after
-the others: one process has the tests of the shared session, the other one all others (tests/support/spark_halves.py).
+the others, in two processes (tests/support/spark_halves.py).
 
 Every argument goes to both halves. The rules:
 - Both halves run, whatever becomes of the first, so that one run shows every failure. Ctrl-C ends it.

@@ -12,8 +12,8 @@
 | `standalone_driver` | a shared driver on it |
 | `connect_server`, `connect` | a shared Spark Connect server, and a driver with a session on it |
 
-With `--numprocesses=2` one process of pytest has the tests of the shared session, the other one those that start Spark
-processes of their own (`support.spark_halves`).
+With `--numprocesses=2` one process of pytest has all tests that start Spark processes of their own; each has a shared session
+for the others (`support.spark_halves`).
 
 `support.spark.available_now(writer)` runs a stream with a deadline; `run_driver(script, folder, master=...)` runs a file once.
 Only here warnings of other people's packages are no errors: pyspark and py4j leave sockets to the collector.
@@ -42,7 +42,14 @@ HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 300
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 # The JVMs of the tests live for seconds: what the second compiler gains it never gets back.
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Hadoop starts a `chmod` for every file of a checkpoint: without a helper process between, that costs half.
+SHORT_LIVED_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
+)
+# The usual one starts two or three `readlink` besides; drivers of their own keep to it.
+CHECKPOINT_FILES = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 TAMED = (
     "default",
     "ignore::ResourceWarning",
@@ -63,6 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if half_of(item.nodeid) == "session":
             heavy = SHARED.intersection(getattr(item, "fixturenames", ()))
             assert not heavy, f"{item.nodeid} uses {heavy}: name it in support/spark_halves.py"
+    items.sort(key=lambda item: half_of(item.nodeid) == "session")  # the longest part begins first
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -94,6 +102,7 @@ def spark(spark_folder: Path) -> Iterator[Any]:
     (spark_folder / "events").mkdir()
     conf = {
         **SMALL,
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",  # a test reads it
         "spark.eventLog.dir": (spark_folder / "events").as_uri(),

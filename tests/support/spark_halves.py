@@ -1,8 +1,8 @@
-"""Two processes of pytest for the tests with Spark: which test belongs to which.
+"""Two processes of pytest for the tests with Spark: which test runs where.
 
-Where it sits: `tests/conftest.py` hands the scheduler to xdist; `tests/spark/conftest.py` checks the table. The tests of
-the shared session are one half; those that start a cluster, a Connect server or a command are the other one. So each of
-these things is started once, and one half computes while the other one waits.
+Where it sits: `tests/conftest.py` hands the scheduler to xdist; `tests/spark/conftest.py` checks the table and the order. Those
+that start a cluster, a Connect server or a command run first, all in one process, so that each of these things is started
+once. The others need a session only: file by file they go to the process that has time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TESTS = {
     "test_land_runs_on_a_connect_server",
 }
 SHARED = {"local_clusters", "standalone", "standalone_driver", "connect_server", "connect"}
-"""Fixtures that the first half does without."""
+"""Fixtures that tests of a session do without."""
 
 
 def half_of(nodeid: str) -> str:
@@ -37,12 +37,14 @@ def half_of(nodeid: str) -> str:
     return "processes" if starts_processes else "session"
 
 
-class Halves(LoadScopeScheduling):
-    """Each half to a process of its own, in its order."""
+class Balanced(LoadScopeScheduling):
+    """What starts processes as one, everything else by files, in the order of the collection."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return half_of(nodeid)
+        half = half_of(nodeid)
+        return nodeid.partition("::")[0] if half == "session" else half
 
 
-def scheduler(config: Any, log: Any) -> Halves:
-    return Halves(config, log)
+def scheduler(config: Any, log: Any) -> Balanced:
+    config.option.loadscopereorder = False
+    return Balanced(config, log)

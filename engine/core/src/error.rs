@@ -78,6 +78,16 @@ error_codes! {
     Internal "internal" 500 "Internal error" "See the server's log.";
 }
 
+impl ErrorCode {
+    /// Whether it is a statement about an offset, and not about the moment at which it was asked for.
+    pub fn is_about_offset(self) -> bool {
+        matches!(
+            self,
+            ErrorCode::BadRequest | ErrorCode::OffsetInvalid | ErrorCode::OffsetBeyondTail
+        )
+    }
+}
+
 /// Why the engine could not open, start or go on. Carries what an operator needs to read.
 #[derive(Debug)]
 pub struct EngineError {

@@ -110,7 +110,7 @@ pub const READ_AHEAD_BYTES: usize = 64 * 1024;
 pub const CONNECTION_FREE_BYTES: usize = 16 * 1024;
 /// When that is used up: unsent output behind which nothing more is answered, and one read from a socket.
 pub const TIGHT_OUTPUT_BYTES: usize = 4 * 1024;
-pub const TIGHT_RECEIVE_BYTES: usize = 8 * 1024;
+pub const TIGHT_RECEIVE_BYTES: usize = 2 * 1024;
 /// Memory goes back to the system when the process takes so much more than is held, for so long; again after a pause that grows.
 pub const EBB_MIN_BYTES: u64 = 64 * 1024 * 1024;
 pub const EBB_US: u64 = 2_000_000;

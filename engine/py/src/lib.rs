@@ -239,13 +239,7 @@ impl Engine {
         limit: usize,
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let result = py.detach(|| self.server.engine.list(prefix, after, limit));
-        let Ok(entries) = result else {
-            return Err(engine_error(
-                py,
-                "internal",
-                "The catalog could not be read.",
-            ));
-        };
+        let entries = result.map_err(|refusal| from_refusal(py, &refusal))?;
         entries.iter().map(|entry| describe(py, entry)).collect()
     }
 

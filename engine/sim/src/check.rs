@@ -385,10 +385,11 @@ pub fn stages<'a>(
 
 /// The listing names exactly the living.
 pub fn listing(engine: &Engine, world: &World, sleeps: u64) -> Checked {
-    let listed = engine
-        .list("", "", 1000)
+    let page = engine
+        .list_now("", "", 1000)
         .map_err(|reason| undone(&reason))?;
-    let listed: Vec<(String, u64, u64, bool)> = listed
+    let listed: Vec<(String, u64, u64, bool)> = page
+        .into_streams(1000)
         .into_iter()
         .map(|info| {
             (

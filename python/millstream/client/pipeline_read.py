@@ -33,6 +33,7 @@ READ_PATH: Final = "/v1/read"
 WAIT_MS_MAX: Final = 60_000
 NAMES_PER_REQUEST: Final = 5_000
 WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
+ABOUT_OFFSETS: Final = frozenset({"offset_invalid", "offset_beyond_tail", "bad_request"})
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
 
 
@@ -266,7 +267,11 @@ def _end(row: Mapping[str, Any]) -> StreamEnd:
 
 def _found(row: Mapping[str, Any]) -> FoundPlace:
     if (error := row.get("error")) is not None:
-        return FoundPlace("", 0, error=f"{error['code']}: {error.get('detail') or ''}".rstrip(": "))
+        said = f"{error['code']}: {error.get('detail') or ''}".rstrip(": ")
+        if error["code"] not in ABOUT_OFFSETS:
+            # Nothing about the offset: whoever took it for that would skip records that are there.
+            raise errors.Unavailable(said, code=error["code"], status=503)
+        return FoundPlace("", 0, error=said)
     gap = row.get("gap")
     return FoundPlace(
         offset=row["offset"],

@@ -99,36 +99,53 @@ class StreamRoutes:
                 f"unknown field {unknown[0]!r}" if unknown else "durability must be a text",
                 'send {"durability": "CLASS"}, one of ' + ", ".join(DURABILITY_CLASSES),
             )
-        await self._entry(path)
+        if durability not in DURABILITY_CLASSES:
+            raise _refused("durability_unknown", f"{durability!r} is not a class")
+        if not _may_be_shown(path):
+            raise _missing(path)
         try:
             with self._changing.place():
                 await asyncio.get_running_loop().run_in_executor(
                     self._changes, self._engine.set_durability, path, durability
                 )
         except EngineError as error:
-            status, hint = _CHANGE_REFUSED.get(error.code, (503, "try again shortly"))
-            raise ApiError(status, error.code, error.detail, hint) from error
+            raise _refused(error.code, error.detail) from error
         return JsonResponse(await self._entry(path))
 
     async def _entry(self, path: str) -> StreamEntry:
         page: list[StreamEntry] = []
-        if not is_reserved(path) and len(path) <= PATH_CHARS_MAX:
+        if _may_be_shown(path):
             page = await self._in_pool(lambda: self._engine.list(path, "", 1))
         # A path is the first in order among all that start with it.
         if not page or page[0]["path"] != path:
-            raise ApiError(
-                404,
-                "stream_not_found",
-                f"there is no stream {path!r}",
-                "PUT /v1/stream/{path} creates it; GET /-/api/streams lists what is there",
-            )
+            raise _missing(path)
         return page[0]
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except EngineError as error:
-            raise ApiError(503, "control_unavailable", error.detail, "try again shortly") from error
+            known = error.code in ("shutting_down", "storage_full")
+            code = error.code if known else "control_unavailable"
+            raise ApiError(503, code, error.detail, "try again shortly") from error
+
+
+def _refused(code: str, detail: str) -> ApiError:
+    status, hint = _CHANGE_REFUSED.get(code, (503, "try again shortly"))
+    return ApiError(status, code, detail, hint)
+
+
+def _missing(path: str) -> ApiError:
+    return ApiError(
+        404,
+        "stream_not_found",
+        f"there is no stream {path!r}",
+        "PUT /v1/stream/{path} creates it; GET /-/api/streams lists what is there",
+    )
+
+
+def _may_be_shown(path: str) -> bool:
+    return not is_reserved(path) and len(path) <= PATH_CHARS_MAX
 
 
 def is_reserved(path: str) -> bool:

@@ -114,6 +114,10 @@ pub struct Conn {
     pub goes_on: bool,
     /// The socket is full; wait until it is writable.
     pub blocked: bool,
+    /// Bytes have left since it was found so.
+    pub moved: bool,
+    /// The kernel calls it writable and takes nothing: it is asked again at this time. 0: it is not like that.
+    pub rests_until_ms: u64,
     pub dead: bool,
     /// Something is being fetched from the disk before this connection can go on.
     pub loading: bool,
@@ -168,6 +172,8 @@ impl Conn {
             armed_ms: u64::MAX,
             in_flush_list: false,
             goes_on: false,
+            moved: true,
+            rests_until_ms: 0,
             blocked: false,
             dead: false,
             loading: false,

@@ -11,6 +11,9 @@ use crate::serve::sys;
 /// How long a reactor without descriptors leaves new clients in the backlog.
 const ACCEPT_PAUSE_MS: u64 = 100;
 
+/// How long a socket is left alone that takes nothing although the kernel says that it would.
+const REST_MS: u64 = 100;
+
 impl Reactor {
     pub fn accept_all(&mut self) {
         for _ in 0..256 {
@@ -157,7 +160,7 @@ impl Reactor {
         if wants_input(conn) {
             interest |= libc::EPOLLIN as u32;
         }
-        if conn.blocked {
+        if conn.blocked && conn.rests_until_ms == 0 {
             interest |= libc::EPOLLOUT as u32;
         }
         if conn.goes_on {
@@ -184,9 +187,14 @@ impl Reactor {
             conn.dead = true;
         }
         if ready & libc::EPOLLOUT as u32 != 0 {
+            let stalled = conn.blocked && !conn.moved;
             conn.blocked = false;
             if !conn.goes_on {
                 self.flush(&mut conn);
+                if stalled && conn.blocked && !conn.moved {
+                    // Short of memory, the kernel says so for ever.
+                    conn.rests_until_ms = self.now_ms + REST_MS;
+                }
             }
         }
         if !conn.dead && ready & libc::EPOLLRDHUP as u32 != 0 && !conn.half_closed {
@@ -230,7 +238,8 @@ impl Reactor {
                         self.take_input(conn, &buffer[..count]);
                     }
                     left -= count;
-                    if count == portion && left > 0 && !conn.dead && wants_input(conn) {
+                    let more = count == portion && left > 0 && !conn.dead && wants_input(conn);
+                    if more && !self.turn_is_over(0) {
                         continue;
                     }
                 }

@@ -108,9 +108,12 @@ impl Reactor {
         self.go_on_later(conn);
     }
 
+    /// A client has so long for every byte: that its socket is looked at again gives it no more.
     fn note_blocked(&mut self, conn: &mut Conn) {
         conn.blocked = true;
-        conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
+        if std::mem::take(&mut conn.moved) {
+            conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
+        }
     }
 
     fn send_output(&self, conn: &mut Conn) -> Sent {
@@ -123,7 +126,10 @@ impl Reactor {
         while conn.has_sendable() {
             let bytes = &conn.output[conn.sent..conn.sendable()];
             match sys::send(conn.descriptor(), bytes, more) {
-                Ok(count) => conn.advance(count),
+                Ok(count) => {
+                    conn.advance(count);
+                    conn.moved = true;
+                }
                 Err(error) if sys::would_block(&error) => return Sent::Blocked,
                 Err(_) => return Sent::Dead,
             }
@@ -181,6 +187,7 @@ impl Reactor {
                 }
                 Ok((sent, wanted)) => {
                     sending.position += sent as u64;
+                    conn.moved = true;
                     conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
                     if sent < wanted {
                         return Sent::Blocked;
@@ -230,6 +237,7 @@ impl Reactor {
             match sys::send(descriptor, bytes, more) {
                 Ok(sent) => {
                     handing.sent += sent;
+                    conn.moved = true;
                     conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
                     if sent < count {
                         return Sent::Blocked;
@@ -273,6 +281,7 @@ impl Reactor {
                 Err(error) if sys::would_block(&error) => 0,
                 Err(_) => return Sent::Dead,
             };
+            conn.moved |= sent > 0;
             if sent < rest.len() {
                 under_way.sent += sent;
                 // Without room it is rendered again when the socket is writable.

@@ -111,16 +111,17 @@ impl Answer {
     }
 }
 
-/// Answers that clients have not taken are bounded together; each is made whole before it leaves. `bytes`: how large this
-/// one may be, about.
-fn check_answers_room(engine: &Engine, bytes: usize) -> Result<(), Undone> {
+/// Answers that clients have not taken are bounded together, with those that are being made: each is made whole before it
+/// leaves. Takes room for one of `bytes`, about, until that is there and counts itself.
+fn take_answer_room(engine: &Engine, bytes: usize) -> Result<Unsent, Undone> {
     let bound = if bytes <= PIPELINE_SMALL_ANSWER_BYTES {
         PIPELINE_SMALL_ANSWERS_MAX_BYTES
     } else {
         PIPELINE_ANSWERS_MAX_BYTES
     };
+    let room = Unsent::new(&engine.metrics, bytes as u64);
     if engine.metrics.pipeline_answer_bytes.get() <= bound {
-        return Ok(());
+        return Ok(room);
     }
     Err(Undone::refused(Refusal::with(
         ErrorCode::ServerBusy,
@@ -191,6 +192,16 @@ impl Drop for Held {
 pub struct Unsent {
     metrics: Arc<Metrics>,
     bytes: u64,
+}
+
+impl Unsent {
+    fn new(metrics: &Arc<Metrics>, bytes: u64) -> Unsent {
+        metrics.pipeline_answer_bytes.add(bytes);
+        Unsent {
+            metrics: Arc::clone(metrics),
+            bytes,
+        }
+    }
 }
 
 impl Drop for Unsent {

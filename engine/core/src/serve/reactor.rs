@@ -385,8 +385,12 @@ impl Reactor {
     }
 
     pub fn arm(&mut self, conn: &mut Conn) {
-        if conn.deadline_ms < conn.armed_ms {
-            conn.armed_ms = self.wheel.arm(conn.token, conn.deadline_ms);
+        let at_ms = match conn.rests_until_ms {
+            0 => conn.deadline_ms,
+            rests => conn.deadline_ms.min(rests),
+        };
+        if at_ms < conn.armed_ms {
+            conn.armed_ms = self.wheel.arm(conn.token, at_ms);
         }
     }
 
@@ -415,6 +419,9 @@ impl Reactor {
             let current = self.now_ms >= conn.armed_ms;
             if current {
                 conn.armed_ms = u64::MAX;
+                if self.now_ms >= conn.rests_until_ms {
+                    conn.rests_until_ms = 0;
+                }
             }
             if current && self.now_ms >= conn.deadline_ms {
                 self.deadline(&mut conn);

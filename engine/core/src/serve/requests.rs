@@ -129,10 +129,8 @@ impl Reactor {
             }
             match &mut conn.phase {
                 Phase::Request => {}
-                Phase::Chunked(chunked)
-                    if chunked.body.len() + data.len() - at >= COSTLY_BODY_BYTES
-                        && self.turn_is_over(0) =>
-                {
+                // A few bytes of it may be many chunks.
+                Phase::Chunked(_) if self.turn_is_over(0) => {
                     self.pause_for_others(conn);
                     return at;
                 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::limits::LIST_MAX;
-use crate::model::{Class, Offset, RESERVED, StreamId, is_reserved};
+use crate::model::{Class, Gate, Offset, RESERVED, StreamId, is_reserved};
+use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::handle::Stream;
 use crate::stream::snapshot;
@@ -28,9 +29,37 @@ pub struct StreamInfo {
     pub forked_from: Option<String>,
 }
 
+/// A page as things are now, and what must be final before it is told.
+#[derive(Default)]
+pub struct Page {
+    streams: BTreeMap<Box<str>, StreamInfo>,
+    /// Streams that are not on it because their time is over.
+    expired: Vec<Box<str>>,
+    /// The newest frame that anything seen here rests on: also what is not on it.
+    sequence: u64,
+}
+
 impl Engine {
-    /// Streams in path order, strictly behind `after`. Reserved ones only if the prefix asks for them.
-    pub fn list(&self, prefix: &str, after: &str, limit: usize) -> Result<Vec<StreamInfo>, Undone> {
+    /// Streams in path order, strictly behind `after`. Reserved ones only if the prefix asks for them. Returns when all of
+    /// it is final: who is on the page, who is not, and what is said of them.
+    pub fn list(
+        &self,
+        prefix: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<Vec<StreamInfo>, Refusal> {
+        self.until_done(|| {
+            let page = self.list_now(prefix, after, limit)?;
+            let mut sequence = page.sequence;
+            for path in &page.expired {
+                sequence = sequence.max(self.end_expired(path)?);
+            }
+            Ok((page.into_streams(limit), Gate::synced(sequence)))
+        })
+    }
+
+    /// The same without waiting for anything.
+    pub fn list_now(&self, prefix: &str, after: &str, limit: usize) -> Result<Page, Undone> {
         let limit = limit.min(LIST_MAX);
         let reserved = prefix.starts_with(RESERVED);
         let hidden = |path: &str| !reserved && is_reserved(path);
@@ -54,14 +83,13 @@ impl Engine {
                     snapshot::decode(bytes, |text| self.directory.intern(text)).map(Arc::new)
                 };
                 let stream = self.directory.in_memory_at(path).or_else(decode);
-                if let Some(info) = stream.and_then(|stream| self.describe(&stream)) {
-                    page.insert(path.into(), info);
-                    stored += 1;
+                if let Some(stream) = stream {
+                    stored += usize::from(self.describe(&stream, &mut page));
                 }
                 stored < limit
             },
         )?;
-        Ok(page.into_values().take(limit).collect())
+        Ok(page)
     }
 
     /// The first streams that the catalog may not know.
@@ -71,32 +99,36 @@ impl Engine {
         after: &str,
         limit: usize,
         hidden: &dyn Fn(&str) -> bool,
-    ) -> BTreeMap<Box<str>, StreamInfo> {
-        let mut page = BTreeMap::new();
+    ) -> Page {
+        let mut page = Page::default();
         let mut from: Box<str> = after.into();
-        while page.len() < limit {
+        while page.streams.len() < limit {
             let some = self.directory.new_paths(prefix, &from, limit);
             let Some(last) = some.last() else { break };
             from.clone_from(&last.path);
             self.metrics.list_looks.add(some.len() as u64);
             for path in some.iter().map(|stream| &stream.path) {
                 let current = (!hidden(path)).then(|| self.directory.in_memory_at(path));
-                if let Some(info) = current.flatten().and_then(|stream| self.describe(&stream)) {
-                    page.insert(path.clone(), info);
+                if let Some(stream) = current.flatten() {
+                    self.describe(&stream, &mut page);
                 }
             }
         }
         page
     }
 
-    /// What there is to say about a live stream whose creation is final; `None` for others.
-    pub fn describe(&self, stream: &Arc<Stream>) -> Option<StreamInfo> {
+    /// Puts a stream that is there onto a page; returns whether it is.
+    fn describe(&self, stream: &Arc<Stream>, page: &mut Page) -> bool {
         let state = stream.lock();
-        let created = state.created_sequence <= self.shard.synced();
-        if state.life != Life::Live || self.has_expired(&state, self.now_ms()) || !created {
-            return None;
+        page.sequence = page.sequence.max(state.control_sequence);
+        if self.has_expired(&state, self.now_ms()) {
+            page.expired.push(stream.path.clone());
+            return false;
         }
-        Some(StreamInfo {
+        if state.life != Life::Live {
+            return false;
+        }
+        let info = StreamInfo {
             path: stream.path.to_string(),
             content_type: stream.content_type.text.to_string(),
             tail: self.visible_tail(&state),
@@ -112,7 +144,16 @@ impl Engine {
                 .as_ref()
                 .and_then(|expiry| expiry.expires_at_ms),
             forked_from: state.fork.as_ref().map(|fork| fork.source_path.to_string()),
-        })
+        };
+        page.streams.insert(stream.path.clone(), info);
+        true
+    }
+}
+
+impl Page {
+    pub fn into_streams(self, limit: usize) -> Vec<StreamInfo> {
+        let limit = limit.min(LIST_MAX);
+        self.streams.into_values().take(limit).collect()
     }
 }
 

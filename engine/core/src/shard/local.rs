@@ -34,7 +34,7 @@ pub struct LocalRead {
 
 impl Engine {
     /// Repeats an operation that had to wait, and waits for the commit number of its outcome.
-    fn until_done<T>(
+    pub(super) fn until_done<T>(
         &self,
         mut attempt: impl FnMut() -> Result<(T, Gate), Undone>,
     ) -> Result<T, Refusal> {

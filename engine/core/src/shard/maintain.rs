@@ -43,6 +43,8 @@ pub struct Maintenance {
     checkpointed: AtomicU64,
     /// Held from taking a log file's generation to handing it over: files are filled in the order of their generations.
     preparing: Mutex<()>,
+    /// Bytes of `ephemeral` streams cannot leave memory now, and that was told.
+    pub spill_fails: AtomicBool,
 }
 
 #[derive(Default)]

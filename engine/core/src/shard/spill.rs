@@ -10,6 +10,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::error::ErrorCode;
 use crate::log::cold::SpillPiece;
@@ -72,8 +73,14 @@ impl Engine {
             }
             if let Err(error) = self.spill(&mut given) {
                 given.iter().for_each(|given| self.take_back(given));
-                report!("bytes of ephemeral streams could not be moved out of memory: {error}");
+                // Who appends asks for it again and again: it is told once.
+                if !self.maintenance.spill_fails.swap(true, Ordering::Relaxed) {
+                    report!("bytes of ephemeral streams could not be moved out of memory: {error}");
+                }
                 return;
+            }
+            if self.maintenance.spill_fails.swap(false, Ordering::Relaxed) {
+                report!("bytes of ephemeral streams can be moved out of memory again");
             }
         }
     }

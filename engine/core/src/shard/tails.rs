@@ -89,23 +89,31 @@ impl Engine {
     ) -> Result<Option<T>, Undone> {
         loop {
             let mut state = stream.lock();
+            self.end_if_expired(stream, &mut state)?;
             if state.control_sequence > self.shard.synced() {
-                let gate = Gate::synced(state.control_sequence);
+                let sequence = state.control_sequence;
                 drop(state);
-                if !self.shard.wait_for(gate, PATIENCE) {
-                    let detail = "The stream's state is not final yet: the log made no progress while the request waited.";
-                    return Err(Undone::refused(Refusal::with(
-                        ErrorCode::ServerBusy,
-                        detail,
-                    )));
-                }
+                self.wait_until_final(sequence)?;
                 continue;
             }
-            if state.life != Life::Live || self.has_expired(&state, self.now_ms()) {
+            if state.life != Life::Live {
                 return Ok(None);
             }
             return Ok(Some(look(&mut state)));
         }
+    }
+
+    /// Returns when everything that is told of streams up to this number of a frame is on the device.
+    pub fn wait_until_final(&self, sequence: u64) -> Result<(), Undone> {
+        if self.shard.wait_for(Gate::synced(sequence), PATIENCE) {
+            return Ok(());
+        }
+        let detail =
+            "What streams are is not final yet: the log made no progress while the request waited.";
+        Err(Undone::refused(Refusal::with(
+            ErrorCode::ServerBusy,
+            detail,
+        )))
     }
 
     fn tail_of(&self, stream: &Stream, state: &StreamState) -> Tail {
@@ -139,17 +147,29 @@ impl Engine {
         let Some(stream) = self.find(path)? else {
             return Ok(None);
         };
-        self.end_expired(&stream);
         let tail = self.settled_tail(&stream)?;
         Ok(tail.map(|tail| (stream, tail)))
     }
 
-    /// Makes the end of an expired stream final, so that it can be told. Where the log has no room now, the stream is
-    /// missing all the same, and where it ended is told later.
-    pub fn end_expired(&self, stream: &Arc<Stream>) {
-        if stream.expires && matches!(self.sweep(stream, self.now_ms()), Ok(true)) {
+    /// Nobody is told that a stream has expired before the log says so: a restart, or a clock that was set, would bring it
+    /// back.
+    fn end_if_expired(&self, stream: &Arc<Stream>, state: &mut StreamState) -> Result<(), Undone> {
+        let now_ms = self.now_ms();
+        if self.has_expired(state, now_ms) {
+            self.expire(stream, state, now_ms)?;
             self.shard.kick();
         }
+        Ok(())
+    }
+
+    /// The same for one that is about to be told of with others. Returns the number of the frame that must be final then.
+    pub fn end_expired(&self, path: &str) -> Result<u64, Undone> {
+        let Some(stream) = self.directory.get(path)? else {
+            return Ok(0);
+        };
+        let mut state = stream.lock();
+        self.end_if_expired(&stream, &mut state)?;
+        Ok(state.control_sequence)
     }
 
     /// Where a removed stream ended: that incarnation, or the newest removed one of the name.
@@ -210,6 +230,15 @@ impl Engine {
             streams.sort_unstable_by(|one, other| one.path.cmp(&other.path));
             streams.truncate(TAILS_STREAMS_MAX);
             next = streams.last().map(|stream| stream.path.clone());
+        }
+        for stream in &mut streams {
+            // All ends together, before the first is waited for. What expires is in memory, but for the first moments.
+            if stream.expires {
+                self.end_expired(&stream.path)?;
+                if let Some(known) = self.directory.get(&stream.path)? {
+                    *stream = known;
+                }
+            }
         }
         let mut tails = Vec::new();
         for stream in &streams {

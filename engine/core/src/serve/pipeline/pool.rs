@@ -196,11 +196,7 @@ impl Pipeline {
         let outcome = match outcome {
             Ok(answer) => {
                 let bytes = answer.body_bytes();
-                self.engine.metrics.pipeline_answer_bytes.add(bytes);
-                let unsent = Unsent {
-                    metrics: Arc::clone(&self.engine.metrics),
-                    bytes,
-                };
+                let unsent = Unsent::new(&self.engine.metrics, bytes);
                 Outcome::Answered(answer, unsent)
             }
             Err(Undone::Refused { refusal, gate }) => Outcome::Refused(refusal, gate),

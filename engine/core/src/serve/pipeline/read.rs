@@ -15,7 +15,7 @@ use crate::serve::pipeline::arrow::{Column, Encoder};
 use crate::serve::pipeline::lists::Bounded;
 use crate::serve::pipeline::tails::ToldGap;
 use crate::serve::pipeline::walk::{Next, Walk};
-use crate::serve::pipeline::{Answer, check_answers_room};
+use crate::serve::pipeline::{Answer, take_answer_room};
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::tails::Place;
 use crate::stream::key::KeyPath;
@@ -182,7 +182,7 @@ struct RangeGap {
 
 pub fn run(engine: &Arc<Engine>, body: &[u8]) -> Result<Answer, Undone> {
     let read = Read::parse(body).map_err(Undone::refused)?;
-    check_answers_room(engine, read.max_bytes)?;
+    let _room = take_answer_room(engine, read.max_bytes)?;
     let mut walk = Walk::new(engine, &read, Encoder::new(&read.columns));
     walk.run()?;
     let mut headers = Vec::new();

@@ -20,7 +20,7 @@ use crate::refusal::Refusal;
 use crate::serve::pipeline::lists::Bounded;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::patterns::{Matcher, Pattern, Patterns, Turn};
-use crate::serve::pipeline::{Answer, Held, check_answers_room};
+use crate::serve::pipeline::{Answer, Held, take_answer_room};
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::tails::{Found, Place, Tail, Wanted};
 use crate::stream::handle::Stream;
@@ -262,12 +262,19 @@ impl Evaluated {
     }
 
     /// A named stream is there, or another one that has its name now.
-    fn meet(&mut self, engine: &Engine, asked: &Named, stream: &Arc<Stream>, tail: Tail) {
+    fn meet(
+        &mut self,
+        engine: &Engine,
+        asked: &Named,
+        stream: &Arc<Stream>,
+        tail: Tail,
+    ) -> Result<(), Undone> {
         if let Some(meant) = asked.incarnation.filter(|meant| *meant != tail.incarnation) {
             self.removed.extend(engine.ending(&asked.name, Some(meant)));
         }
-        let places = find_places(engine, stream, asked);
+        let places = find_places(engine, stream, asked)?;
         self.streams.push((tail, places));
+        Ok(())
     }
 
     /// How much there is to tell, about: names are long, places are short.
@@ -320,21 +327,27 @@ pub fn evaluate(
 fn all_named(engine: &Engine, named: &[Named], evaluated: &mut Evaluated) -> Result<(), Undone> {
     for asked in named {
         match engine.find_settled(&asked.name)? {
-            Some((stream, tail)) => evaluated.meet(engine, asked, &stream, tail),
+            Some((stream, tail)) => evaluated.meet(engine, asked, &stream, tail)?,
             None => evaluated.miss(engine, asked),
         }
     }
     Ok(())
 }
 
-fn find_places(engine: &Engine, stream: &Arc<Stream>, asked: &Named) -> Places {
+/// Places, and why there are none. That is said of offsets that the stream does not have, and of nothing else: what fails
+/// for another reason fails the question, so that nobody takes it for a loss.
+fn find_places(engine: &Engine, stream: &Arc<Stream>, asked: &Named) -> Result<Places, Undone> {
     let found = |wanted: &Wanted| {
         if engine.stopping.load(Ordering::Acquire) {
-            return Err(ErrorCode::ShuttingDown.into());
+            return Err(Undone::refused(ErrorCode::ShuttingDown));
         }
-        engine.find_place(stream, wanted)
+        match engine.find_place(stream, wanted) {
+            Err(refusal) if !refusal.code.is_about_offset() => Err(Undone::refused(refusal)),
+            told => Ok(told),
+        }
     };
-    (!asked.at.is_empty()).then(|| asked.at.iter().map(found).collect())
+    let places = (!asked.at.is_empty()).then(|| asked.at.iter().map(found).collect());
+    places.transpose()
 }
 
 /// What has changed of some streams.
@@ -347,13 +360,10 @@ fn changed_named(
 ) -> Result<(), Undone> {
     for asked in named {
         match news.changed(&asked.name, since) {
-            Some(stream) => {
-                engine.end_expired(stream);
-                match engine.settled_tail(stream)? {
-                    Some(tail) => evaluated.meet(engine, asked, stream, tail),
-                    None => evaluated.miss(engine, asked),
-                }
-            }
+            Some(stream) => match engine.settled_tail(stream)? {
+                Some(tail) => evaluated.meet(engine, asked, stream, tail)?,
+                None => evaluated.miss(engine, asked),
+            },
             // One that was created again and is not visible yet is no news.
             None if news.removed(&asked.name, since) && engine.find(&asked.name)?.is_none() => {
                 evaluated.miss(engine, asked);
@@ -377,7 +387,6 @@ fn changed_matching(
         if !matcher.matches(&stream.path)? {
             continue;
         }
-        engine.end_expired(stream);
         match engine.settled_tail(stream)? {
             Some(tail) => evaluated.streams.push((tail, None)),
             None => {
@@ -541,7 +550,7 @@ fn tell_found(found: &Result<Found, Refusal>) -> ToldFound<'_> {
 }
 
 pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> {
-    check_answers_room(engine, evaluated.told_bytes())?;
+    let _room = take_answer_room(engine, evaluated.told_bytes())?;
     let streams = evaluated.streams.iter().map(|(tail, places)| ToldStream {
         name: &tail.name,
         incarnation: tail.incarnation.0.to_string(),

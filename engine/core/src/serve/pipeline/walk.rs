@@ -179,15 +179,20 @@ impl<'a> Walk<'a> {
             .engine
             .find(&range.stream)?
             .ok_or_else(Engine::missing)?;
+        let other = range.incarnation.filter(|wanted| *wanted != stream.id);
         self.engine
-            .when_settled(&stream, |state| self.engine.renew(&stream, state))?
+            .when_settled(&stream, |state| {
+                if other.is_none() {
+                    self.engine.renew(&stream, state);
+                }
+            })?
             .ok_or_else(Engine::missing)?;
-        match range.incarnation {
-            Some(wanted) if wanted != stream.id => Err(Undone::refused(Refusal::with(
+        match other {
+            Some(wanted) => Err(Undone::refused(Refusal::with(
                 ErrorCode::StreamRecreated,
                 format!("The incarnation is {}, not {}.", stream.id.0, wanted.0),
             ))),
-            _ => Ok(stream),
+            None => Ok(stream),
         }
     }
 
