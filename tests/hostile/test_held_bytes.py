@@ -103,6 +103,46 @@ def test_pipelined_reads_that_nobody_takes_are_not_kept(
     assert api.metric("millstream_client_bytes") == 0
 
 
+def test_figures_that_nobody_takes_are_not_kept(tight: Server, full: bool) -> None:
+    """Answers that are made anew for each who asks."""
+    api = Api(tight, deadline_s=60.0)
+    count = 6000 if full else 3000
+    with crowd(api, request_bytes("GET", "/-/metrics") * 400, count):
+        api.wait_until_metric("millstream_client_bytes_full_total", lambda often: often > count)
+        most = max(api.metric("millstream_client_bytes") for _ in range(50))
+        assert most < BUDGET + MIB + count * 16 * KIB
+
+
+def test_bodies_of_tiny_chunks_are_decoded_in_turns_also_without_room(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    """What has no room waits in the socket: little is taken at a time, and not all of it at once."""
+    settings = {"reactors": 1, "client_bytes_max": 16 * MIB, "send_timeout_ms": 120_000}
+    server = start_server(settings=settings)
+    api = Api(server, deadline_s=60.0)
+    api.put(path, b"x" * 60_000)
+    headers = {**TEXT, "Transfer-Encoding": "chunked"}
+    senders, chunks = 200, 10_000
+    chunked = request_bytes("POST", Api.target(path), headers) + b"1\r\nx\r\n" * chunks
+    with ExitStack() as stack:
+        stack.enter_context(crowd(api, request_bytes("GET", Api.target(path)) * 100, 600))
+        api.wait_until_metric("millstream_client_bytes_full_total", lambda often: often > 600)
+        connections = [stack.enter_context(api.connect()) for _ in range(senders)]
+        asker = stack.enter_context(api.connect())
+        seen = [api.metric("millstream_appends_total")]
+        done = seen[0] + senders
+        with server.frozen():
+            for connection in connections:
+                connection.send(chunked + b"0\r\n\r\n")
+        while seen[-1] < done:
+            text = asker.request("GET", "/-/metrics").text
+            seen.append(int(text.partition("\nmillstream_appends_total ")[2].split()[0]))
+        for connection in connections:
+            assert connection.read_response().status == 204
+    between = {count for count in seen if seen[0] < count < done}
+    assert len(between) > 8, "all of them at once"
+
+
 def test_acknowledgements_that_nobody_takes_are_not_kept(
     tight: Server, path: str, full: bool
 ) -> None:

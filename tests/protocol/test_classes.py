@@ -89,6 +89,12 @@ def test_an_unknown_class_is_refused(shared: Api, path: str, name: str) -> None:
     assert shared.head(path)["stream-durability"] == "fsync"
 
 
+def test_a_class_that_is_no_text_is_unknown(shared: Api, path: str) -> None:
+    shared.put(path)
+    refused = shared.call("PATCH", f"/-/api/streams/{path}", body=b'{"durability": "\\ud800"}')
+    assert (refused.status, refused.code) == (400, "durability_unknown")
+
+
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_put_compares_the_class_in_force_and_only_if_it_is_named(
     shared: Api, path: str, before: str, after: str
@@ -136,7 +142,8 @@ def test_a_change_needs_a_stream(shared: Api, path: str) -> None:
     shared.put(path)
     shared.put(f"{path}/fork", b"", None, {"Stream-Forked-From": Api.target(path)})
     assert shared.delete(path).status == 204
-    assert change(shared, path, "disk").status in (404, 410)
+    gone = change(shared, path, "disk")
+    assert (gone.status, gone.code) == (410, "stream_gone")
     assert change(shared, "__ds/subscriptions", "disk").status == 404
     wrong = shared.call("PATCH", "/-/api/streams/" + path, body=b"{not json")
     assert (wrong.status, wrong.code) == (400, "bad_request")

@@ -113,14 +113,14 @@ impl Answer {
 
 /// Answers that clients have not taken are bounded together, with those that are being made: each is made whole before it
 /// leaves. Takes room for one of `bytes`, about, until that is there and counts itself.
-fn take_answer_room(engine: &Engine, bytes: usize) -> Result<Unsent, Undone> {
+fn take_answer_room(metrics: &Arc<Metrics>, bytes: usize) -> Result<Unsent, Undone> {
     let bound = if bytes <= PIPELINE_SMALL_ANSWER_BYTES {
         PIPELINE_SMALL_ANSWERS_MAX_BYTES
     } else {
         PIPELINE_ANSWERS_MAX_BYTES
     };
-    let room = Unsent::new(&engine.metrics, bytes as u64);
-    if engine.metrics.pipeline_answer_bytes.get() <= bound {
+    let room = Unsent::new(metrics, bytes as u64);
+    if metrics.pipeline_answer_bytes.get() <= bound {
         return Ok(room);
     }
     Err(Undone::refused(Refusal::with(
@@ -207,5 +207,34 @@ impl Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         self.metrics.pipeline_answer_bytes.sub(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::READ_MAX_BYTES;
+
+    #[test]
+    fn answers_that_are_being_made_have_their_room() {
+        let metrics = Arc::new(Metrics::default());
+        let mut made = Vec::new();
+        while let Ok(room) = take_answer_room(&metrics, READ_MAX_BYTES as usize) {
+            made.push(room);
+        }
+        assert_eq!(
+            made.len() as u64,
+            PIPELINE_ANSWERS_MAX_BYTES / READ_MAX_BYTES
+        );
+        assert_eq!(
+            metrics.pipeline_answer_bytes.get(),
+            PIPELINE_ANSWERS_MAX_BYTES
+        );
+        assert!(
+            take_answer_room(&metrics, 1000).is_ok(),
+            "small ones have more"
+        );
+        drop(made);
+        assert_eq!(metrics.pipeline_answer_bytes.get(), 0);
     }
 }

@@ -182,7 +182,7 @@ struct RangeGap {
 
 pub fn run(engine: &Arc<Engine>, body: &[u8]) -> Result<Answer, Undone> {
     let read = Read::parse(body).map_err(Undone::refused)?;
-    let _room = take_answer_room(engine, read.max_bytes)?;
+    let _room = take_answer_room(&engine.metrics, read.max_bytes)?;
     let mut walk = Walk::new(engine, &read, Encoder::new(&read.columns));
     walk.run()?;
     let mut headers = Vec::new();

@@ -550,7 +550,7 @@ fn tell_found(found: &Result<Found, Refusal>) -> ToldFound<'_> {
 }
 
 pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> {
-    let _room = take_answer_room(engine, evaluated.told_bytes())?;
+    let _room = take_answer_room(&engine.metrics, evaluated.told_bytes())?;
     let streams = evaluated.streams.iter().map(|(tail, places)| ToldStream {
         name: &tail.name,
         incarnation: tail.incarnation.0.to_string(),
