@@ -131,3 +131,14 @@ def test_a_poll_whose_client_went_away_costs_nothing(api: Api, path: str) -> Non
     api.wait_for_metric("millstream_long_polls", 0)
     assert api.post(path, b"x").status == 204
     assert api.get(path, offset=tail, live="long-poll").body == b"x"
+
+
+def test_a_large_body_waits_for_its_reader_and_for_nothing_else(shared: Api, path: str) -> None:
+    """A socket that is full is gone on with as soon as it is not: a timer for each of its fillings would take a minute."""
+    piece = bytes(range(256)) * (1 << 12)
+    shared.put(path)
+    for _ in range(64):
+        assert shared.post(path, piece).status == 204
+    began = time.monotonic()
+    assert shared.read_all(path) == piece * 64
+    assert time.monotonic() - began < 20

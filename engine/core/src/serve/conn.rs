@@ -114,8 +114,9 @@ pub struct Conn {
     pub goes_on: bool,
     /// The socket is full; wait until it is writable.
     pub blocked: bool,
-    /// Bytes have left since it was found so.
-    pub moved: bool,
+    /// Bytes that have left, and how many there were when it was found so last: time that a client has for each of them.
+    pub left: u64,
+    pub blocked_at: u64,
     /// The kernel calls it writable and takes nothing: it is asked again at this time. 0: it is not like that.
     pub rests_until_ms: u64,
     pub dead: bool,
@@ -172,7 +173,8 @@ impl Conn {
             armed_ms: u64::MAX,
             in_flush_list: false,
             goes_on: false,
-            moved: true,
+            left: 0,
+            blocked_at: u64::MAX,
             rests_until_ms: 0,
             blocked: false,
             dead: false,

@@ -187,11 +187,11 @@ impl Reactor {
             conn.dead = true;
         }
         if ready & libc::EPOLLOUT as u32 != 0 {
-            let stalled = conn.blocked && !conn.moved;
+            let before = conn.left;
             conn.blocked = false;
             if !conn.goes_on {
                 self.flush(&mut conn);
-                if stalled && conn.blocked && !conn.moved {
+                if conn.blocked && conn.left == before {
                     // Short of memory, the kernel says so for ever.
                     conn.rests_until_ms = self.now_ms + REST_MS;
                 }

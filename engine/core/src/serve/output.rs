@@ -111,7 +111,8 @@ impl Reactor {
     /// A client has so long for every byte: that its socket is looked at again gives it no more.
     fn note_blocked(&mut self, conn: &mut Conn) {
         conn.blocked = true;
-        if std::mem::take(&mut conn.moved) {
+        if conn.left != conn.blocked_at {
+            conn.blocked_at = conn.left;
             conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
         }
     }
@@ -128,7 +129,7 @@ impl Reactor {
             match sys::send(conn.descriptor(), bytes, more) {
                 Ok(count) => {
                     conn.advance(count);
-                    conn.moved = true;
+                    conn.left += count as u64;
                 }
                 Err(error) if sys::would_block(&error) => return Sent::Blocked,
                 Err(_) => return Sent::Dead,
@@ -187,7 +188,7 @@ impl Reactor {
                 }
                 Ok((sent, wanted)) => {
                     sending.position += sent as u64;
-                    conn.moved = true;
+                    conn.left += sent as u64;
                     conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
                     if sent < wanted {
                         return Sent::Blocked;
@@ -237,7 +238,7 @@ impl Reactor {
             match sys::send(descriptor, bytes, more) {
                 Ok(sent) => {
                     handing.sent += sent;
-                    conn.moved = true;
+                    conn.left += sent as u64;
                     conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
                     if sent < count {
                         return Sent::Blocked;
@@ -281,7 +282,7 @@ impl Reactor {
                 Err(error) if sys::would_block(&error) => 0,
                 Err(_) => return Sent::Dead,
             };
-            conn.moved |= sent > 0;
+            conn.left += sent as u64;
             if sent < rest.len() {
                 under_way.sent += sent;
                 // Without room it is rendered again when the socket is writable.

@@ -86,7 +86,7 @@ impl Reactor {
     /// Has a connection go on in the next round, behind those who have waited for that longer.
     pub fn go_on_later(&mut self, conn: &mut Conn) {
         if !std::mem::replace(&mut conn.goes_on, true) {
-            if conn.moved {
+            if conn.left != conn.blocked_at {
                 conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
             }
             self.turns.onward.push_back(conn.token);
