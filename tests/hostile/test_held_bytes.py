@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -122,7 +121,7 @@ def test_bodies_of_tiny_chunks_are_decoded_in_turns_also_without_room(
     api = Api(server, deadline_s=60.0)
     api.put(path, b"x" * 60_000)
     headers = {**TEXT, "Transfer-Encoding": "chunked"}
-    senders, chunks = 200, 10_000
+    senders, chunks = 400, 10_000
     chunked = request_bytes("POST", Api.target(path), headers) + b"1\r\nx\r\n" * chunks
     with ExitStack() as stack:
         stack.enter_context(crowd(api, request_bytes("GET", Api.target(path)) * 100, 600))
@@ -140,7 +139,7 @@ def test_bodies_of_tiny_chunks_are_decoded_in_turns_also_without_room(
         for connection in connections:
             assert connection.read_response().status == 204
     between = {count for count in seen if seen[0] < count < done}
-    assert len(between) > 8, "all of them at once"
+    assert len(between) > 4, "all of them at once"
 
 
 def test_acknowledgements_that_nobody_takes_are_not_kept(
@@ -346,7 +345,6 @@ def untaken_answers(api: Api, request: bytes, wanted: int) -> Iterator[None]:
                 stack.enter_context(stalled(api, request))
             api.wait_for_metric("millstream_pipeline_queue", 0)
         yield
-    api.wait_for_metric("millstream_pipeline_answer_bytes", 0)
 
 
 @pytest.mark.parametrize("window", [8 * MIB, 100 * KIB])
@@ -360,6 +358,7 @@ def test_memory_of_answers_that_nobody_took_is_given_back(
     for _ in range(3):
         with untaken_answers(api, request, 256 * MIB):
             assert tight.rss_bytes() - before > 200 * MIB
+        api.wait_for_metric("millstream_pipeline_answer_bytes", 0)
         until = time.monotonic() + 20
         while (kept := tight.rss_bytes() - before) > 2 * SLACK:
             assert time.monotonic() < until, f"{kept >> 20} MiB are not given back"
@@ -396,7 +395,12 @@ def test_pipeline_answers_that_nobody_takes_are_bounded(tight: Server, path: str
     whole, many = pipeline.whole(path), [f"{path}/{number}" for number in range(300)]
     large = [("/v1/tails", {"streams": many}), ("/v1/read", {"ranges": whole})]
     small = [("/v1/tails", {"streams": [path]}), ("/v1/read", {"ranges": whole, "max_bytes": 1000})]
-    with untaken_answers(api, request, ANSWERS_MAX):
+    rest = json.dumps({"ranges": whole, "max_bytes": 300 * KIB}).encode()
+    filling = request_bytes("POST", "/v1/read", None, rest)
+    with (
+        untaken_answers(api, request, ANSWERS_MAX - window),
+        untaken_answers(api, filling, ANSWERS_MAX - 300 * KIB),
+    ):
         refused = api.metric("millstream_refusals_total")
         for target, question in large:
             answer = pipeline.post(target, question)
@@ -406,9 +410,9 @@ def test_pipeline_answers_that_nobody_takes_are_bounded(tight: Server, path: str
         # Those who ask for little are not shut out.
         for target, question in small:
             assert pipeline.post(target, question).status == 200
-        # Those that were being made when the bound was reached come on top: one for each worker.
-        held = api.metric("millstream_pipeline_answer_bytes")
-        assert held < ANSWERS_MAX + ((os.cpu_count() or 1) + 2) * window
+        # An answer may be a little larger than it was asked to be.
+        assert api.metric("millstream_pipeline_answer_bytes") < ANSWERS_MAX + window
         works_for_others(api, path)
+    api.wait_for_metric("millstream_pipeline_answer_bytes", 0)
     for target, question in large:
         assert pipeline.post(target, question).status == 200
