@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -186,6 +187,48 @@ def test_item_27_a_live_reader_that_never_reads_is_closed(
     with pytest.raises((Truncated, Closed)):
         slow_catch_up.read_response()
     slow_catch_up.close()
+
+
+def test_clients_that_send_and_take_no_answers_are_ended(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    """The time for answers counts, not that for the next request: the server itself has stopped to read."""
+    settings = {"send_timeout_ms": 2000, "idle_timeout_ms": 120_000, "header_timeout_ms": 120_000}
+    api = Api(start_server(settings=settings), deadline_s=20.0)
+    api.put(path)
+    appends = request_bytes("POST", Api.target(path), TEXT, b"y") * 4000
+    with contextlib.ExitStack() as stack:
+        for _ in range(50):
+            client = stack.enter_context(stalled_reader(api, Api.target(path)))
+            client.socket.setblocking(False)
+            left = memoryview(appends)
+            with contextlib.suppress(BlockingIOError):
+                while left:
+                    left = left[client.socket.send(left) :]
+        api.wait_for_metric("millstream_connections", 1)
+
+
+def test_a_client_may_take_its_answers_as_late_as_the_setting_says(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    settings = {"send_timeout_ms": 60_000, "header_timeout_ms": 1000}
+    server = start_server(settings=settings)
+    api = Api(server, deadline_s=60.0)
+    api.put(path)
+    append = request_bytes("POST", Api.target(path), TEXT, b"y")
+    count = 20_000
+    with stalled_reader(api, Api.target(path)) as client:
+        sender = threading.Thread(target=client.socket.sendall, args=(append * count,))
+        sender.start()
+        # Its sockets are full of answers, and the server waits in the middle of a head: for longer than a head may take.
+        seen = -1
+        while seen != (seen := api.metric("millstream_appends_total")):
+            time.sleep(2.5)
+        assert client.read_response().status == 200
+        for _ in range(count):
+            assert client.read_response().status == 204
+        sender.join(60)
+    assert len(api.read_all(path)) == count
 
 
 def test_item_32_out_of_descriptors_is_survived_without_spinning(

@@ -158,3 +158,30 @@ def test_a_server_that_stops_says_nothing_about_offsets(
                 assert not [place for place in stream["at"] if "error" in place]
             else:
                 assert (answer.status, answer.code) == (503, "shutting_down")
+
+
+def test_a_tail_behind_a_loss_keeps_its_name_while_an_append_is_under_way(
+    start_server: Callable[..., Server],
+) -> None:
+    """Who has been told of the loss is not told again, and who begins at the tail begins behind it."""
+    server = start_server(environment=SLOW_SYNC)
+    api = Api(server, deadline_s=30)
+    api.put("stream", b"x", headers={"Stream-Durability": "memory"})
+    server.kill()
+    api = Api(server.restart(), deadline_s=30)
+    assert change(api, "stream", "fsync").status == 200
+    before = api.head("stream").offset
+    with api.connect() as writer:
+        headers = {"Content-Type": "text/plain"}
+        writer.send(request_bytes("POST", Api.target("stream"), headers, b"y"))
+        until = time.monotonic() + SYNC_DELAY_MS / 2000
+        while time.monotonic() < until:
+            begins = api.get("stream", offset="now")
+            (told,) = Pipeline(api).tails(streams=["stream"])["streams"]
+            assert {api.head("stream").offset, begins.offset, told["tail"]["offset"]} == {before}
+            assert begins.get("stream-gap") is None
+            behind = api.get("stream", offset=before)
+            assert (behind.body, behind.offset, behind.get("stream-gap")) == (b"", before, None)
+        assert writer.read_response().status == 204
+    answer = api.get("stream", offset=before)
+    assert (answer.body, answer.get("stream-gap")) == (b"y", None)

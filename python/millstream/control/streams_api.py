@@ -128,6 +128,9 @@ class StreamRoutes:
             known = error.code in ("shutting_down", "storage_full")
             code = error.code if known else "control_unavailable"
             raise ApiError(503, code, error.detail, "try again shortly") from error
+        except RuntimeError as error:  # the pool is closed
+            detail = "the server is shutting down"
+            raise ApiError(503, "shutting_down", detail, "try again shortly") from error
 
 
 def _refused(code: str, detail: str) -> ApiError:

@@ -191,7 +191,9 @@ impl Reactor {
             conn.blocked = false;
             if !conn.goes_on {
                 self.flush(&mut conn);
-                if conn.blocked && conn.left == before {
+                if !conn.blocked {
+                    self.answers_are_taken(&mut conn);
+                } else if conn.left == before {
                     // Short of memory, the kernel says so for ever.
                     conn.rests_until_ms = self.now_ms + REST_MS;
                 }

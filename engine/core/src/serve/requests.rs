@@ -147,7 +147,7 @@ impl Reactor {
                 _ => return at,
             }
             if at >= data.len() {
-                conn.deadline_ms = self.now_ms + self.engine.config.idle_timeout_ms;
+                self.wait_for_more(conn, self.engine.config.idle_timeout_ms);
                 return at;
             }
             let asked = answered > 0 || data.len() - at >= COSTLY_BODY_BYTES;
@@ -161,6 +161,24 @@ impl Reactor {
             }
             answered += 1;
         }
+    }
+
+    /// The client has so long for its next bytes; while it takes no answers, which keeps it from sending, that counts alone.
+    fn wait_for_more(&self, conn: &mut Conn, patience_ms: u64) {
+        if !conn.blocked {
+            conn.deadline_ms = self.now_ms + patience_ms;
+        }
+    }
+
+    /// What it had been waiting for all along counts from when it has taken its answers.
+    pub fn answers_are_taken(&self, conn: &mut Conn) {
+        let patience_ms = match conn.phase {
+            Phase::Request if conn.unsent() > 0 => return,
+            Phase::Request if conn.input.is_empty() => self.engine.config.idle_timeout_ms,
+            Phase::Request => self.engine.config.header_timeout_ms,
+            _ => return,
+        };
+        conn.deadline_ms = self.now_ms + patience_ms;
     }
 
     fn pause_for_others(&mut self, conn: &mut Conn) {
@@ -177,7 +195,7 @@ impl Reactor {
                 conn.needed = 0;
                 // Counted from the head's first byte, so that a drip of bytes does not stretch it.
                 if first_look {
-                    conn.deadline_ms = self.now_ms + self.engine.config.header_timeout_ms;
+                    self.wait_for_more(conn, self.engine.config.header_timeout_ms);
                 }
                 return None;
             }

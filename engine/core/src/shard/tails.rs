@@ -219,8 +219,10 @@ impl Engine {
                 }
                 let decoded = snapshot::unseal(value)
                     .and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
-                streams.extend(decoded.map(Arc::new));
-                count += 1;
+                // What is only kept for forks is not there for readers.
+                let there = decoded.filter(|stream| stream.lock().life == Life::Live);
+                count += usize::from(there.is_some());
+                streams.extend(there.map(Arc::new));
                 count <= TAILS_STREAMS_MAX
             },
         )?;

@@ -204,14 +204,26 @@ pub fn applied_tail(state: &StreamState, losses: &Losses) -> Offset {
 }
 
 /// The offset reported for a read or append that ended at `position`: at the tail it is the tail's epoch,
-/// before it the epoch of the bytes just read.
+/// before it the epoch of the bytes just read. The tail that readers see keeps its name while what comes behind it is not
+/// theirs yet.
 pub fn offset_after(state: &StreamState, losses: &Losses, position: u64) -> Offset {
     let epoch = if position >= state.tail {
         tail_name(state, losses)
+    } else if position == state.visible.tail
+        && let Some(begun) = epoch_beginning_at(state, position)
+    {
+        begun
     } else {
         epoch_of_byte_before(state, position)
     };
     Offset { epoch, position }
+}
+
+/// The epoch that begins at a position with a possible loss.
+fn epoch_beginning_at(state: &StreamState, position: u64) -> Option<u64> {
+    let mut known = state.later_epochs.iter().rev();
+    let found = known.find(|(epoch, start)| *start == position && !is_seam(state, *epoch));
+    found.map(|(epoch, _)| *epoch)
 }
 
 /// The epoch that the tail is reported in. A fork without a byte of its own is where its source was, and says so.
@@ -284,11 +296,7 @@ fn epoch_of_byte_before(state: &StreamState, position: u64) -> u64 {
 pub fn gap_at(state: &StreamState, losses: &Losses, position: u64) -> Option<Gap> {
     let begun = (position == state.tail).then(|| losses.tail_epoch(state));
     let begun = begun.filter(|epoch| *epoch > state.last_epoch());
-    let epoch = begun.or_else(|| {
-        let mut known = state.later_epochs.iter().rev();
-        let found = known.find(|(epoch, start)| *start == position && !is_seam(state, *epoch));
-        found.map(|(epoch, _)| *epoch)
-    })?;
+    let epoch = begun.or_else(|| epoch_beginning_at(state, position))?;
     let from = Offset {
         epoch: epoch_of_byte_before(state, position),
         position,
@@ -305,7 +313,7 @@ pub fn gap_at(state: &StreamState, losses: &Losses, position: u64) -> Option<Gap
 /// Where a reader stands behind the bytes up to `end`. An epoch that has begun there without a byte yet is not
 /// entered with them: it is the next read that passes the gap.
 pub fn offset_behind_bytes(state: &StreamState, losses: &Losses, end: u64) -> (Offset, bool) {
-    let passed = end > 0 && end >= state.tail;
+    let passed = end > 0 && end >= state.visible.tail;
     match gap_at(state, losses, end).filter(|_| passed) {
         Some(gap) => (gap.from, true),
         None => (offset_after(state, losses, end), false),
