@@ -242,7 +242,7 @@ class Settings:
     )
     ephemeral_bytes_max: int = _size(
         256 * MIB,
-        "memory of `ephemeral` streams; what they hold beyond it goes to files that every start discards; at twice as much, appends wait for that (503)",
+        "memory of `ephemeral` streams; what they hold beyond it goes to files that every start discards; at twice as much, appends are refused until they are there (503)",
         group="storage",
         minimum=64 * KIB,
         maximum=1024 * GIB,

@@ -130,7 +130,7 @@ class Job(ABC):
 
     @abstractmethod
     def begin(self, request: Request, session: SparkSession, every_seconds: float | None) -> Any:
-        """Start it for a program; the commands do so by `driver`."""
+        """Start it: the query of a job that is one, the report of one that is done at once. Checks come before."""
 
     def check(self, request: Request, query_id: str | None) -> None:  # noqa: B027
         """Refuse what cannot work, before a session is started for it.
