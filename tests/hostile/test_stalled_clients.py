@@ -189,6 +189,30 @@ def test_item_27_a_live_reader_that_never_reads_is_closed(
     slow_catch_up.close()
 
 
+def test_a_live_reader_of_a_backlog_reconnects_after_its_time(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    api = Api(start_server(settings={"sse_lifetime_ms": 1000}), deadline_s=30.0)
+    fill(api, path, 32)
+    received, offset, streams = 0, "-1", 0
+    while received < 32 * MIB:
+        streams += 1
+        with EventStream.open(api, path, offset) as events:
+            began = time.monotonic()
+            for event in events:
+                if event.kind == "control":
+                    offset = event.json()["streamNextOffset"]
+                    continue
+                received += len(event.decoded())
+                if received > 8 * MIB > received - MIB:
+                    # The server has the rest to send all the while.
+                    time.sleep(max(0, began + 1.2 - time.monotonic()))
+                if received == 32 * MIB:
+                    break
+    assert streams > 1, "one answer for the whole backlog"
+    assert received == 32 * MIB
+
+
 def test_clients_that_send_and_take_no_answers_are_ended(
     start_server: Callable[..., Server], path: str
 ) -> None:
@@ -229,6 +253,61 @@ def test_a_client_may_take_its_answers_as_late_as_the_setting_says(
             assert client.read_response().status == 204
         sender.join(60)
     assert len(api.read_all(path)) == count
+
+
+@pytest.mark.parametrize("live", [None, "sse"])
+def test_a_slow_client_that_takes_bytes_is_served_to_the_end(
+    start_server: Callable[..., Server], path: str, live: str | None
+) -> None:
+    """The kernel has room for more only after seconds; that the client takes something is seen all the same."""
+    server = start_server(settings={"send_timeout_ms": 1000, "sse_keepalive_ms": 600_000})
+    api = Api(server)
+    api.put(path, b"d" * 400_000)
+    query = {"live": live} if live else {}
+    with stalled_reader(api, Api.target(path, offset="-1", **query)) as slow:
+        taken, until = 0, time.monotonic() + 6
+        while time.monotonic() < until:
+            taken += len(slow.socket.recv(1000))
+            time.sleep(0.05)
+        while taken < 400_000:
+            piece = slow.socket.recv(65_536)
+            assert piece, f"ended after {taken} bytes"
+            taken += len(piece)
+    assert api.metric("millstream_connection_timeouts_total") == 0
+
+
+def test_the_last_answers_may_be_taken_as_late_as_the_setting_says(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    api = Api(start_server(settings={"send_timeout_ms": 60_000}), deadline_s=60.0)
+    api.put(path)
+    append = request_bytes("POST", Api.target(path), TEXT, b"y")
+    last = request_bytes("POST", Api.target(path), TEXT | {"Connection": "close"}, b"z")
+    count, before = 1500, api.metric("millstream_appends_total")
+    with stalled_reader(api, Api.target(path)) as client:
+        client.send(append * count)
+        api.wait_for_metric("millstream_appends_total", before + count)
+        client.send(last)
+        client.socket.shutdown(socket.SHUT_WR)
+        # The time between the end of the requests and the first look at the answers.
+        time.sleep(7)
+        assert client.read_response().status == 200
+        for number in range(count + 1):
+            assert client.read_response().status == 204, number
+        assert client.is_closed_by_server()
+
+
+def test_who_never_takes_the_last_answers_is_ended_and_counted(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    api = Api(start_server(settings={"send_timeout_ms": 1000}), deadline_s=20.0)
+    api.put(path)
+    append = request_bytes("POST", Api.target(path), TEXT, b"y")
+    with stalled_reader(api, Api.target(path)) as client:
+        client.send(append * 2500)
+        client.socket.shutdown(socket.SHUT_WR)
+        api.wait_for_metric("millstream_connections", 1)
+        assert api.metric("millstream_connection_timeouts_total") == 1
 
 
 def test_item_32_out_of_descriptors_is_survived_without_spinning(

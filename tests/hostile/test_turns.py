@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import selectors
+import socket
 import statistics
 import threading
 import time
@@ -17,6 +19,7 @@ from support.server import Server
 from support.sse import EventStream
 
 CLIENTS, PIPELINED = 20, 300
+CROWD = 400
 READERS = 3000
 
 
@@ -42,6 +45,48 @@ def test_pipelined_requests_let_others_go_first(start_server: Callable[..., Serv
             for _ in range(PIPELINED):
                 assert connection.read_response().status == 304
     assert len(seen) > 8, "one turn of those who pipeline, not all of it"
+
+
+def test_a_crowd_of_costly_requests_lets_others_go_first(
+    start_server: Callable[..., Server],
+) -> None:
+    """One small request of each at a time, that searches 240 KB: whoever asks for little waits for no round of them."""
+    api = Api(start_server(settings={"reactors": 1}), deadline_s=60)
+    api.put("large", b"", "application/json")
+    assert api.post("large", json.dumps([1] * 120_000).encode(), "application/json").status == 204
+    expensive = request_bytes("GET", Api.target("large", tail=1), {"If-None-Match": "*"})
+    stop, answered = threading.Event(), itertools.count()
+
+    def ask_on(crowd: list[Connection]) -> None:
+        with selectors.DefaultSelector() as ready:
+            for member in crowd:
+                member.send(expensive)
+                ready.register(member.socket, selectors.EVENT_READ)
+            while not stop.is_set():
+                for key, _ in ready.select(1):
+                    asking = key.fileobj
+                    assert isinstance(asking, socket.socket)
+                    assert asking.recv(4096).startswith(b"HTTP/1.1 304 ")
+                    next(answered)
+                    asking.sendall(expensive)
+
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(api.connect()) for _ in range(CROWD)]
+        neighbour = stack.enter_context(api.connect())
+        asking = threading.Thread(target=ask_on, args=(crowd,))
+        asking.start()
+        try:
+            # What they cost is known after a few rounds.
+            while next(answered) < 4 * CROWD:
+                assert neighbour.request("GET", "/-/health").status == 200
+            served, since = 0, next(answered)
+            while next(answered) < since + 4 * CROWD:
+                assert neighbour.request("GET", "/-/health").status == 200
+                served += 1
+        finally:
+            stop.set()
+            asking.join()
+    assert served > 16, f"{served} answers while each of the crowd had four"
 
 
 def falling(api: Api, gauge: str) -> list[int]:

@@ -112,11 +112,15 @@ pub struct Conn {
     pub in_flush_list: bool,
     /// It lets others go first, and goes on by itself (`turns`).
     pub goes_on: bool,
+    /// How long what it asks for takes, of late (`turns`).
+    pub cost_us: u64,
     /// The socket is full; wait until it is writable.
     pub blocked: bool,
     /// Bytes that have left, and how many there were when it was found so last: time that a client has for each of them.
     pub left: u64,
     pub blocked_at: u64,
+    /// How many of them its side had acknowledged then, or when its time was up.
+    pub taken: u64,
     /// The kernel calls it writable and takes nothing: it is asked again at this time. 0: it is not like that.
     pub rests_until_ms: u64,
     pub dead: bool,
@@ -173,8 +177,10 @@ impl Conn {
             armed_ms: u64::MAX,
             in_flush_list: false,
             goes_on: false,
+            cost_us: 0,
             left: 0,
             blocked_at: u64::MAX,
+            taken: 0,
             rests_until_ms: 0,
             blocked: false,
             dead: false,

@@ -390,7 +390,8 @@ impl Reactor {
         let Phase::Sse(sse) = &mut conn.phase else {
             return Ok(());
         };
-        if sse.started && half_closed {
+        let ends = half_closed || self.stopping || self.now_ms >= sse.ends_ms;
+        if sse.started && ends {
             self.end_sse(conn);
             return Ok(());
         }
@@ -492,11 +493,12 @@ impl Reactor {
     /// The clock has come to this subscriber: say something, or let it reconnect after its time.
     pub fn tick_sse(&mut self, conn: &mut Conn) {
         let Phase::Sse(sse) = &conn.phase else { return };
-        let stuck = sse.under_way.is_some() || conn.unsent() > 0;
-        if stuck {
-            // Nothing has left for a whole interval: the reader does not read.
-            conn.dead = true;
-            self.engine.metrics.timeouts.add(1);
+        let under_way = sse.under_way.is_some() || conn.unsent() > 0;
+        if under_way && self.stopping {
+            // The event is sent to its end first.
+        } else if under_way {
+            // Nothing was taken for a whole interval: the reader does not read.
+            self.give_up(conn);
         } else if self.now_ms >= sse.ends_ms || self.stopping {
             self.end_sse(conn);
         } else {

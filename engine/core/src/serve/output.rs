@@ -18,6 +18,8 @@ const PIECE_MAX_BYTES: usize = 256 * 1024;
 const AT_HAND_MS: u64 = 100;
 /// Times that one connection may go on with its pipelined requests before others get their turn.
 const STEPS_PER_TURN: usize = 4;
+/// How long a client may still send, which is thrown away, when it has been sent its last byte.
+const LINGER_MS: u64 = 5_000;
 
 enum Sent {
     /// Everything there was has left.
@@ -88,6 +90,7 @@ impl Reactor {
                     if !conn.write_shut {
                         conn.write_shut = true;
                         sys::shutdown_write(conn.descriptor());
+                        conn.deadline_ms = self.now_ms + LINGER_MS;
                     }
                     conn.dead |= conn.input_ended;
                     return;
@@ -113,8 +116,17 @@ impl Reactor {
         conn.blocked = true;
         if conn.left != conn.blocked_at {
             conn.blocked_at = conn.left;
+            conn.taken = taken(conn);
             conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
         }
+    }
+
+    /// Whether the client has taken something since it was looked at last. A slow one does so for minutes before the kernel
+    /// has room for more.
+    pub fn still_takes(&self, conn: &mut Conn) -> bool {
+        let before = conn.taken;
+        conn.taken = taken(conn);
+        conn.taken > before
     }
 
     fn send_output(&self, conn: &mut Conn) -> Sent {
@@ -298,6 +310,11 @@ impl Reactor {
         }
         Sent::Later
     }
+}
+
+/// How much of what has left the client's side has acknowledged.
+fn taken(conn: &Conn) -> u64 {
+    conn.left - sys::unacknowledged(conn.descriptor()).min(conn.left)
 }
 
 /// Sends one piece: shared memory as it is, file bytes by the kernel, the rest through one hot buffer.

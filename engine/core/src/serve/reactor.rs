@@ -236,15 +236,19 @@ impl Reactor {
         for event in events {
             let (token, ready) = (event.u64, event.events);
             match token >> KIND_SHIFT {
+                KIND_CONN => {
+                    self.connection_event(token, ready);
+                    continue;
+                }
                 KIND_LISTENER => self.accept_all(),
                 KIND_MAILBOX => {
                     self.engine.shard.mailboxes[self.number].clear();
                     self.deliver_finished();
                     self.deliver_loaded();
                 }
-                KIND_UPSTREAM => self.upstream_event(token),
-                _ => self.connection_event(token, ready),
+                _ => self.upstream_event(token),
             }
+            self.note_served();
         }
     }
 
@@ -441,6 +445,10 @@ impl Reactor {
             conn.deadline_ms = self.now_ms + 1000;
             return;
         }
+        if conn.blocked && self.still_takes(conn) {
+            conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
+            return;
+        }
         if conn.loading && !conn.blocked {
             // The disk is slow, not the client. A request that has not begun to be answered need not wait for ever.
             conn.deadline_ms = self.now_ms + 1000;
@@ -460,6 +468,7 @@ impl Reactor {
                 conn.deadline_ms = self.now_ms + 1000
             }
             Phase::Closing if conn.gate_count() > 0 => conn.deadline_ms = self.now_ms + 1000,
+            Phase::Closing if conn.blocked => self.give_up(conn),
             Phase::Closing => conn.dead = true,
             Phase::Sending(_) | Phase::Handing(_) if conn.gate_count() > 0 => {
                 conn.deadline_ms = self.now_ms + 1000
@@ -477,7 +486,7 @@ impl Reactor {
         }
     }
 
-    fn give_up(&mut self, conn: &mut Conn) {
+    pub fn give_up(&mut self, conn: &mut Conn) {
         self.engine.metrics.timeouts.add(1);
         conn.dead = true;
     }
@@ -516,16 +525,16 @@ impl Reactor {
     /// Whether nobody is owed an answer any more, or the time for it is up.
     fn may_stop(&self) -> bool {
         let owed = |conn: &Conn| {
-            conn.gate_count() > 0
-                || conn.unsent() > 0
-                || matches!(
-                    conn.phase,
-                    Phase::Waiting(_)
-                        | Phase::Sending(_)
-                        | Phase::Proxied
-                        | Phase::Working(_)
-                        | Phase::Handing(_)
-                )
+            let under_way = match &conn.phase {
+                Phase::Waiting(_)
+                | Phase::Sending(_)
+                | Phase::Proxied
+                | Phase::Working(_)
+                | Phase::Handing(_) => true,
+                Phase::Sse(sse) => sse.under_way.is_some(),
+                _ => false,
+            };
+            under_way || conn.gate_count() > 0 || conn.unsent() > 0
         };
         self.now_ms >= self.stop_deadline_ms
             || !self.connections.iter().flatten().any(|conn| owed(conn))

@@ -13,9 +13,6 @@ use crate::serve::timing::{self, TimingSlot};
 use crate::shard::engine::Undone;
 use crate::shard::times::CommitTimes;
 
-/// How long a closed connection may still send before its socket goes.
-const LINGER_MS: u64 = 1_000;
-
 impl Reactor {
     pub fn reply_for(&self, conn: &Conn, head: &Head<'_>) -> Reply<'_> {
         let shared = self.is_shared(head);
@@ -170,7 +167,6 @@ impl Reactor {
         conn.loading = false;
         conn.input = Vec::new();
         conn.needed = 0;
-        conn.deadline_ms =
-            self.now_ms + LINGER_MS.max(self.engine.config.send_timeout_ms.min(5_000));
+        conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
     }
 }

@@ -150,7 +150,8 @@ impl Reactor {
                 self.wait_for_more(conn, self.engine.config.idle_timeout_ms);
                 return at;
             }
-            let asked = answered > 0 || data.len() - at >= COSTLY_BODY_BYTES;
+            let asked =
+                answered > 0 || self.is_costly(conn) || data.len() - at >= COSTLY_BODY_BYTES;
             if asked && self.turn_is_over(answered) {
                 self.pause_for_others(conn);
                 return at;

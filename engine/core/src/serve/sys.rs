@@ -125,6 +125,18 @@ pub fn send(fd: RawFd, bytes: &[u8], more: bool) -> io::Result<usize> {
     }
 }
 
+/// Bytes that were sent and that the peer's side has not acknowledged.
+pub fn unacknowledged(fd: RawFd) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: writes an int into the live variable. A socket that is gone has nothing under way.
+    let refused = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) } != 0;
+    if refused {
+        0
+    } else {
+        u64::try_from(bytes).unwrap_or(0)
+    }
+}
+
 /// Tells the peer that nothing more comes.
 pub fn shutdown_write(fd: RawFd) {
     // SAFETY: no pointers. A socket that is gone already needs no shutdown.

@@ -20,6 +20,10 @@ use crate::shard::batch::NotStaged;
 /// else is looked after, and how many of them between looks at the clock.
 const TURN_US: u64 = 5_000;
 const SERVED_PER_LOOK: usize = 4;
+/// Whose requests take longer, of late, lets others go first when the turn is over, even with a single small one. Of one
+/// request so much counts: that this thread itself was held up once makes nobody costly.
+const COSTLY_US: u64 = 60;
+const COST_MAX_US: u64 = 200;
 /// A log that has not moved for so long keeps nobody waiting any longer.
 const STUCK_MS: u64 = 30_000;
 /// Some wait for more than the log's steps: they are looked at this often in any case.
@@ -29,6 +33,8 @@ const LOOK_AGAIN_MS: u64 = 20;
 pub struct Turns {
     began_us: u64,
     over: bool,
+    /// When the last one was served.
+    served_us: u64,
     onward: VecDeque<u64>,
     waiting: VecDeque<Waits>,
     /// How many of them want room.
@@ -65,11 +71,29 @@ impl Turns {
 impl Reactor {
     pub fn begin_turn(&mut self, now_us: u64) {
         self.turns.began_us = now_us;
+        self.turns.served_us = now_us;
         self.turns.over = false;
     }
 
+    /// Somebody was served. Returns how long that took.
+    pub fn note_served(&mut self) -> u64 {
+        let now_us = self.engine.doors.clock.monotonic_us();
+        let before_us = std::mem::replace(&mut self.turns.served_us, now_us);
+        now_us.saturating_sub(before_us)
+    }
+
+    /// What a connection has asked for was served: remembers how long that took, a quarter of it anew each time.
+    pub fn note_cost(&mut self, conn: &mut Conn) {
+        let cost_us = self.note_served();
+        conn.cost_us = (3 * conn.cost_us + cost_us.min(COST_MAX_US)) / 4;
+    }
+
+    pub fn is_costly(&self, conn: &Conn) -> bool {
+        conn.cost_us > COSTLY_US
+    }
+
     /// Whether those who have been served already let others go first. They differ a thousandfold in what they cost, so it
-    /// is time that counts; a client that does not pipeline small requests is never asked.
+    /// is time that counts; a client that does not pipeline and whose requests are cheap is never asked.
     pub fn turn_is_over(&mut self, served: usize) -> bool {
         if !self.turns.over && served.is_multiple_of(SERVED_PER_LOOK) {
             let now_us = self.engine.doors.clock.monotonic_us();
@@ -106,6 +130,7 @@ impl Reactor {
             if let Some(mut conn) = self.take(token) {
                 conn.goes_on = false;
                 self.flush(&mut conn);
+                self.note_cost(&mut conn);
                 self.put_back_flushed(conn);
             }
             if self.turn_is_over(served) {
