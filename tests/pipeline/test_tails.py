@@ -243,6 +243,20 @@ def test_a_pattern_matches_whole_names_in_memory_and_not(
         server.restart()
 
 
+def test_a_pattern_leaves_out_what_is_kept_for_forks_alone(
+    api: Api, pipeline: Pipeline, path: str
+) -> None:
+    put_many(api, [f"{path}/source", f"{path}/other"])
+    forked_from = {"Stream-Forked-From": Api.target(f"{path}/source")}
+    assert api.put(f"{path}/fork", b"", None, forked_from).status == 201
+    assert api.delete(f"{path}/source").status == 204
+    assert api.get(f"{path}/source").status == 410
+    told = pipeline.tails(pattern=f"{path}/.*")
+    assert names(told) == [f"{path}/fork", f"{path}/other"]
+    named = pipeline.tails(streams=[f"{path}/source", f"{path}/fork"])
+    assert (names(named), named["missing"]) == ([f"{path}/fork"], [f"{path}/source"])
+
+
 # --- what has changed -------------------------------------------------------------------------
 
 

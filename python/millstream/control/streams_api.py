@@ -123,14 +123,16 @@ class StreamRoutes:
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            working = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except RuntimeError as error:  # the pool is closed
+            detail = "the server is shutting down"
+            raise ApiError(503, "shutting_down", detail, "try again shortly") from error
+        try:
+            return await working
         except EngineError as error:
             known = error.code in ("shutting_down", "storage_full")
             code = error.code if known else "control_unavailable"
             raise ApiError(503, code, error.detail, "try again shortly") from error
-        except RuntimeError as error:  # the pool is closed
-            detail = "the server is shutting down"
-            raise ApiError(503, "shutting_down", detail, "try again shortly") from error
 
 
 def _refused(code: str, detail: str) -> ApiError:
