@@ -9,7 +9,6 @@ use crate::model::{Class, Gate, Offset, RESERVED, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::handle::Stream;
-use crate::stream::snapshot;
 use crate::stream::state::Life;
 
 /// A stream as listings show it.
@@ -66,29 +65,14 @@ impl Engine {
         // New streams first: one that a checkpoint writes meanwhile is in the catalog then.
         let mut page = self.list_new(prefix, after, limit, &hidden);
         let mut stored = 0;
-        self.directory.catalog().scan(
-            prefix.as_bytes(),
-            after.as_bytes(),
-            usize::MAX,
-            &mut |path, value| {
-                self.metrics.list_looks.add(1);
-                let Ok(path) = std::str::from_utf8(path) else {
-                    return true;
-                };
-                if hidden(path) {
-                    return true;
-                }
-                let decode = || {
-                    let bytes = snapshot::unseal(value)?;
-                    snapshot::decode(bytes, |text| self.directory.intern(text)).map(Arc::new)
-                };
-                let stream = self.directory.in_memory_at(path).or_else(decode);
-                if let Some(stream) = stream {
-                    stored += usize::from(self.describe(&stream, &mut page));
-                }
-                stored < limit
-            },
-        )?;
+        let wanted = |path: &str| {
+            self.metrics.list_looks.add(1);
+            !hidden(path)
+        };
+        self.directory.walk(prefix, after, &wanted, &mut |stream| {
+            stored += usize::from(self.describe(stream, &mut page));
+            stored < limit
+        })?;
         Ok(page)
     }
 

@@ -233,17 +233,18 @@ impl Engine {
             streams.truncate(TAILS_STREAMS_MAX);
             next = streams.last().map(|stream| stream.path.clone());
         }
-        for stream in &mut streams {
-            // All ends together, before the first is waited for. What expires is in memory, but for the first moments.
-            if stream.expires {
-                self.end_expired(&stream.path)?;
-                if let Some(known) = self.directory.get(&stream.path)? {
-                    *stream = known;
-                }
+        // All ends together, before the first is waited for. What expires is in memory, but for the first moments.
+        let mut there = Vec::with_capacity(streams.len());
+        for stream in streams {
+            if !stream.expires {
+                there.push(stream);
+                continue;
             }
+            self.end_expired(&stream.path)?;
+            there.extend(self.directory.get(&stream.path)?);
         }
         let mut tails = Vec::new();
-        for stream in &streams {
+        for stream in &there {
             tails.extend(self.settled_tail(stream)?);
             if tails.len() > TAILS_STREAMS_MAX {
                 return Err(Undone::refused(Refusal::with(
