@@ -4,19 +4,17 @@
 //! where an append begins with the number of a record in it.
 //!
 //! Invariants
-//! - `I-TAIL-1` Only what is visible and final is told: a stream whose creation, end or class is not synced yet is
-//!   waited for.
+//! - `I-TAIL-1` Only what is visible and final is told: who asks for a stream whose creation, end or class is not synced
+//!   yet asks again later. No thread waits here.
 //! - `I-TAIL-2` A place is never behind the visible tail.
 
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::error::ErrorCode;
 use crate::limits::TAILS_STREAMS_MAX;
 use crate::log::endings::Ending;
-use crate::model::{Class, ContentType, Gate, Offset, StreamId, is_reserved};
+use crate::model::{Class, ContentType, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::plan::ReadFrom;
@@ -25,9 +23,6 @@ use crate::stream::locate::Key;
 use crate::stream::offsets::{self, Gap, ReadStart};
 use crate::stream::snapshot;
 use crate::stream::state::{Life, StreamState};
-
-/// How long a look at one stream waits for the log.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where an append begins, and a record of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,9 +46,9 @@ pub struct Tail {
     pub epochs: u64,
 }
 
-/// Streams of one answer.
-pub struct Page {
-    pub tails: Vec<Tail>,
+/// Streams that an answer is about.
+pub struct Matching {
+    pub streams: Vec<Arc<Stream>>,
     /// The last name that was looked at, if there are more behind it.
     pub next: Option<Box<str>>,
 }
@@ -76,44 +71,26 @@ pub struct Found {
 }
 
 impl Engine {
-    /// A stream as it is for readers; `None` if it is not there. Waits until that is final.
+    /// A stream as it is for readers; `None` if it is not there. `Undone::Wait` while that is not final.
     pub fn settled_tail(&self, stream: &Arc<Stream>) -> Result<Option<Tail>, Undone> {
-        self.when_settled(stream, |state| self.tail_of(stream, state))
+        self.if_settled(stream, |state| self.tail_of(stream, state))
     }
 
-    /// Looks at a stream that is there and final; waits until it is the latter.
-    pub fn when_settled<T>(
+    /// Looks at a stream that is there and final; `Undone::Wait` while it is not the latter.
+    pub fn if_settled<T>(
         &self,
         stream: &Arc<Stream>,
         look: impl FnOnce(&mut StreamState) -> T,
     ) -> Result<Option<T>, Undone> {
-        loop {
-            let mut state = stream.lock();
-            self.end_if_expired(stream, &mut state)?;
-            if state.control_sequence > self.shard.synced() {
-                let sequence = state.control_sequence;
-                drop(state);
-                self.wait_until_final(sequence)?;
-                continue;
-            }
-            if state.life != Life::Live {
-                return Ok(None);
-            }
-            return Ok(Some(look(&mut state)));
+        let mut state = stream.lock();
+        self.end_if_expired(stream, &mut state)?;
+        let gate = self.control_gate(&state);
+        if !gate.is_open() {
+            drop(state);
+            self.shard.want(gate);
+            return Err(Undone::Wait);
         }
-    }
-
-    /// Returns when everything that is told of streams up to this number of a frame is on the device.
-    pub fn wait_until_final(&self, sequence: u64) -> Result<(), Undone> {
-        if self.shard.wait_for(Gate::synced(sequence), PATIENCE) {
-            return Ok(());
-        }
-        let detail =
-            "What streams are is not final yet: the log made no progress while the request waited.";
-        Err(Undone::refused(Refusal::with(
-            ErrorCode::ServerBusy,
-            detail,
-        )))
+        Ok((state.life == Life::Live).then(|| look(&mut state)))
     }
 
     fn tail_of(&self, stream: &Stream, state: &StreamState) -> Tail {
@@ -140,15 +117,6 @@ impl Engine {
             offset: self.visible_tail(state),
             number: state.visible.records,
         }
-    }
-
-    /// The stream that a path names, as it is for readers.
-    pub fn find_settled(&self, path: &str) -> Result<Option<(Arc<Stream>, Tail)>, Undone> {
-        let Some(stream) = self.find(path)? else {
-            return Ok(None);
-        };
-        let tail = self.settled_tail(&stream)?;
-        Ok(tail.map(|tail| (stream, tail)))
     }
 
     /// Nobody is told that a stream has expired before the log says so: a restart, or a clock that was set, would bring it
@@ -180,13 +148,14 @@ impl Engine {
             .find(name, incarnation, synced, now_ms)
     }
 
-    /// Every stream whose name matches, in memory or not; with `after` those of one page behind that name.
-    pub fn all_tails(
+    /// Every stream whose name matches, in memory or not; with `after` those of one page behind that name. What they are
+    /// need not be final.
+    pub fn all_matching(
         &self,
         prefix: &str,
         after: Option<&str>,
         matches: &dyn Fn(&str) -> Result<bool, Undone>,
-    ) -> Result<Page, Undone> {
+    ) -> Result<Matching, Undone> {
         let behind = after.unwrap_or_default();
         let cached = self.directory.cached_below(prefix);
         let known: HashSet<&str> = cached.iter().map(|stream| &*stream.path).collect();
@@ -233,7 +202,7 @@ impl Engine {
             streams.truncate(TAILS_STREAMS_MAX);
             next = streams.last().map(|stream| stream.path.clone());
         }
-        // All ends together, before the first is waited for. What expires is in memory, but for the first moments.
+        // All ends together, before the first is looked at. What expires is in memory, but for the first moments.
         let mut there = Vec::with_capacity(streams.len());
         for stream in streams {
             if !stream.expires {
@@ -243,17 +212,10 @@ impl Engine {
             self.end_expired(&stream.path)?;
             there.extend(self.directory.get(&stream.path)?);
         }
-        let mut tails = Vec::new();
-        for stream in &there {
-            tails.extend(self.settled_tail(stream)?);
-            if tails.len() > TAILS_STREAMS_MAX {
-                return Err(Undone::refused(Refusal::with(
-                    ErrorCode::TooManyStreams,
-                    format!("More than {TAILS_STREAMS_MAX} streams match the pattern."),
-                )));
-            }
-        }
-        Ok(Page { tails, next })
+        Ok(Matching {
+            streams: there,
+            next,
+        })
     }
 
     /// Where something is in a stream.
