@@ -40,20 +40,29 @@ pub struct Page {
 
 impl Engine {
     /// Streams in path order, strictly behind `after`. Reserved ones only if the prefix asks for them. Returns when all of
-    /// it is final: who is on the page, who is not, and what is said of them.
+    /// it is final: who is on the page, who is not, and what is said of them. Behind a log that has failed nothing becomes
+    /// final any more: then it is all as it was last.
     pub fn list(
         &self,
         prefix: &str,
         after: &str,
         limit: usize,
     ) -> Result<Vec<StreamInfo>, Refusal> {
-        self.until_done(|| {
+        let listed = self.until_done(|| {
             let page = self.list_now(prefix, after, limit)?;
             let mut sequence = page.sequence;
             for path in &page.expired {
                 sequence = sequence.max(self.end_expired(path)?);
             }
             Ok((page.into_streams(limit), Gate::synced(sequence)))
+        });
+        if listed.is_ok() || !self.shard.failed() {
+            return listed;
+        }
+        // It failed meanwhile, and what was waited for will not become final.
+        self.until_done(|| {
+            let page = self.list_now(prefix, after, limit)?;
+            Ok((page.into_streams(limit), Gate::OPEN))
         })
     }
 
@@ -104,12 +113,18 @@ impl Engine {
     /// Puts a stream that is there onto a page; returns whether it is.
     fn describe(&self, stream: &Arc<Stream>, page: &mut Page) -> bool {
         let state = stream.lock();
-        page.sequence = page.sequence.max(state.control_sequence);
-        if self.has_expired(&state, self.now_ms()) {
-            page.expired.push(stream.path.clone());
-            return false;
-        }
-        if state.life != Life::Live {
+        let (failed, synced) = (self.shard.failed(), self.shard.synced());
+        let there = if failed {
+            state.was_live(synced)
+        } else {
+            page.sequence = page.sequence.max(state.control_sequence);
+            if self.has_expired(&state, self.now_ms()) {
+                page.expired.push(stream.path.clone());
+                return false;
+            }
+            state.life == Life::Live
+        };
+        if !there {
             return false;
         }
         let info = StreamInfo {
@@ -117,7 +132,11 @@ impl Engine {
             content_type: stream.content_type.text.to_string(),
             tail: self.visible_tail(&state),
             closed: state.visible.closed,
-            class: state.class,
+            class: if failed {
+                state.class_at(synced)
+            } else {
+                state.class
+            },
             incarnation: stream.id,
             records: state.visible.records,
             bytes: state.visible.tail,

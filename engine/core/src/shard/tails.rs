@@ -16,6 +16,7 @@ use crate::limits::TAILS_STREAMS_MAX;
 use crate::log::endings::Ending;
 use crate::model::{Class, ContentType, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
+use crate::shard::batch::NotStaged;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::plan::ReadFrom;
 use crate::stream::handle::Stream;
@@ -71,8 +72,13 @@ pub struct Found {
 }
 
 impl Engine {
-    /// A stream as it is for readers; `None` if it is not there. `Undone::Wait` while that is not final.
+    /// A stream as it is for readers; `None` if it is not there. `Undone::Wait` while that is not final. Behind a log that has
+    /// failed nothing becomes final any more: then as it was last.
     pub fn settled_tail(&self, stream: &Arc<Stream>) -> Result<Option<Tail>, Undone> {
+        if self.shard.failed() {
+            let (state, synced) = (stream.lock(), self.shard.synced());
+            return Ok(state.was_live(synced).then(|| self.tail_of(stream, &state)));
+        }
         self.if_settled(stream, |state| self.tail_of(stream, state))
     }
 
@@ -85,6 +91,13 @@ impl Engine {
         let mut state = stream.lock();
         self.end_if_expired(stream, &mut state)?;
         let gate = self.control_gate(&state);
+        if !gate.is_open() && self.shard.failed() {
+            // What is visible stays readable. Of an end nobody is told that a restart may take back.
+            if state.life == Life::Live && state.was_live(self.shard.synced()) {
+                return Ok(Some(look(&mut state)));
+            }
+            return Err(NotStaged::Failed.into());
+        }
         if !gate.is_open() {
             drop(state);
             self.shard.want(gate);
@@ -99,7 +112,7 @@ impl Engine {
             name: stream.path.clone(),
             incarnation: stream.id,
             content_type: Arc::clone(&stream.content_type),
-            class: state.class,
+            class: state.class_at(self.shard.synced()),
             closed: state.visible.closed,
             first: Place {
                 offset: offsets::offset_before(state, &self.losses, 0),
@@ -130,9 +143,10 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for one that is about to be told of with others. Returns the number of the frame that must be final then.
+    /// The same for one that is about to be told of with others. Returns the number of the frame that must be final then. A
+    /// log that has failed says nothing more: then it is told of as it was.
     pub fn end_expired(&self, path: &str) -> Result<u64, Undone> {
-        let Some(stream) = self.directory.get(path)? else {
+        let Some(stream) = self.directory.get(path)?.filter(|_| !self.shard.failed()) else {
             return Ok(0);
         };
         let mut state = stream.lock();
