@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from support.classes import change
 from support.http import Api, Closed, Response, producer, request_bytes
+from support.pipeline import Pipeline
 from support.server import Server
 
 FAIL, SYNC_DELAY = "MILLSTREAM_FAULT_FAIL", "MILLSTREAM_FAULT_SYNC_DELAY_MS"
@@ -171,6 +175,69 @@ def test_a_failed_close_can_be_tried_again(start_server: Callable[..., Server]) 
         assert api.head(f"s{number}")["stream-closed"] == "true"
     assert api.put("last").status == 201
     assert api.close_stream("last").status == 204
+
+
+# What is under way when the log fails, and how the stream is shown from then on: as it was before.
+UNDER_WAY: dict[str, tuple[Callable[[Api, str], Response], bool]] = {
+    "create": (lambda api, path: api.put(path, b"x"), False),
+    "append": (lambda api, path: api.post(path, b"y"), True),
+    "close": (lambda api, path: api.close_stream(path), True),
+    "delete": (lambda api, path: api.delete(path), True),
+    "class": (lambda api, path: change(api, path, "disk"), True),
+}
+
+
+@pytest.mark.parametrize("kind", UNDER_WAY)
+def test_after_a_failure_streams_are_listed_as_they_were_last(
+    start_server: Callable[..., Server], kind: str
+) -> None:
+    server = start_server(
+        settings={"sweep_interval_ms": 3_600_000}, environment={FAIL: f"sync:{CALL}"}
+    )
+    api = Api(server)
+    act, there = UNDER_WAY[kind]
+    assert api.put("expired", b"x", headers={"Stream-TTL": "1"}).status == 201
+    names = [f"s{number:02}" for number in range(CALL)]
+    if there:
+        # Each of them takes a sync, and as many are left for what is under way.
+        names = names[: CALL // 2]
+        for name in names:
+            assert api.put(name, b"x").status == 201
+    before = {entry["path"]: entry for entry in listed(api)}
+    done = next(number for number, name in enumerate(names) if act(api, name).status == 503)
+    failed = names[done]
+    assert api.metric("millstream_wal_failed") == 1
+    time.sleep(1.01)  # the stream has expired, and nothing can say so any more
+
+    shown = {entry["path"]: entry for entry in listed(api)}
+    assert shown.get(failed) == before.get(failed)
+    assert (failed in shown) == there
+    assert shown["expired"] == before["expired"]
+    assert api.get("expired").status == 503
+    told = {stream["name"]: stream for stream in Pipeline(api).tails(pattern=".*")["streams"]}
+    assert told.keys() == shown.keys()
+    for name, stream in told.items():
+        entry = shown[name]
+        as_listed = (entry["tail"], entry["closed"], entry["durability"])
+        assert (stream["tail"]["offset"], stream["closed"], stream["class"]) == as_listed
+    if kind in ("create", "delete"):
+        others = set(names[:done])
+        assert others & shown.keys() == (others if kind == "create" else set())
+    asked = Pipeline(api).tails(streams=[failed])
+    assert ([stream["name"] for stream in asked["streams"]] == [failed]) == there
+    # What is visible is read, or nobody says anything about it: not that it is gone.
+    if there:
+        stream = told[failed]
+        ranges = [{"stream": failed, "from": stream["first"], "to": stream["tail"]}]
+        read = Pipeline(api).post("/v1/read", {"ranges": ranges})
+        assert read.status == (503 if kind == "delete" else 200), read.body
+
+
+def listed(api: Api) -> list[dict[str, Any]]:
+    answer = api.call("GET", "/-/api/streams?limit=1000")
+    assert answer.status == 200, answer.body
+    streams: list[dict[str, Any]] = answer.json()["streams"]
+    return streams
 
 
 def test_a_misspelt_fault_is_no_fault(start_server: Callable[..., Server]) -> None:

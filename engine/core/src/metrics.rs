@@ -83,7 +83,7 @@ metrics! {
     scrub_passes "counter" "millstream_scrub_passes_total" "Completed passes of the scrub over all data.";
     pipeline_requests "counter" "millstream_pipeline_requests_total" "Requests to the pipeline paths.";
     pipeline_queue "gauge" "millstream_pipeline_queue" "Pipeline requests and large writes that wait for a worker.";
-    pipeline_waiting "gauge" "millstream_pipeline_waiting" "Requests to /v1/tails that wait for a change, or for slow patterns to be compared.";
+    pipeline_waiting "gauge" "millstream_pipeline_waiting" "Requests to /v1/tails that wait for a change, for slow patterns to be compared, or for streams that are not final yet.";
     pipeline_waiting_bytes "gauge" "millstream_pipeline_waiting_bytes" "Memory of requests to /v1/tails that wait or are being processed.";
     pipeline_answer_bytes "gauge" "millstream_pipeline_answer_bytes" "Bytes of pipeline answers that clients have not taken yet, and room for those that are being made.";
     pipeline_read_rows "counter" "millstream_pipeline_read_rows_total" "Rows returned by /v1/read.";

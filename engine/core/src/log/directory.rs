@@ -190,6 +190,53 @@ impl Directory {
         slot.get(path).map(|found| Arc::clone(&found.0))
     }
 
+    /// Visits the streams that the catalog knows and `wanted` names, in path order, strictly behind `after`, until `visit`
+    /// returns false. Each is as it is at that moment: as in memory, else as in the catalog.
+    ///
+    /// A scan sees the catalog as it was when it began. What a checkpoint has written meanwhile may have left memory, and
+    /// what it has removed is in neither: then a new scan goes on from there.
+    pub fn walk(
+        &self,
+        prefix: &str,
+        after: &str,
+        wanted: &dyn Fn(&str) -> bool,
+        visit: &mut dyn FnMut(&Arc<Stream>) -> bool,
+    ) -> Result<(), CatalogError> {
+        let mut seen = after.as_bytes().to_vec();
+        loop {
+            // Before the scan begins: a commit that it does not see makes it another.
+            let version = self.catalog.version();
+            let from = seen.clone();
+            let mut outdated = false;
+            let mut look = |path: &[u8], value: &[u8]| {
+                if let Some(path) = std::str::from_utf8(path).ok().filter(|path| wanted(path)) {
+                    let mut found = self.in_memory_at(path);
+                    // In this order: it leaves memory behind the commit that wrote or removed it.
+                    if found.is_none() {
+                        outdated = self.catalog.version() != version;
+                        if outdated {
+                            return false;
+                        }
+                        let decoded = snapshot::unseal(value)
+                            .and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
+                        found = decoded.map(Arc::new);
+                    }
+                    if found.is_some_and(|stream| !visit(&stream)) {
+                        return false;
+                    }
+                }
+                seen.clear();
+                seen.extend_from_slice(path);
+                true
+            };
+            self.catalog
+                .scan(prefix.as_bytes(), &from, usize::MAX, &mut look)?;
+            if !outdated {
+                return Ok(());
+            }
+        }
+    }
+
     /// The stream of an incarnation, wherever its path points now.
     pub fn get_by_id(&self, id: StreamId) -> Result<Option<Arc<Stream>>, CatalogError> {
         let in_memory = || self.id_slot(id).lock().get(&id).map(Arc::clone);

@@ -2,7 +2,8 @@
 //!
 //! What they do takes longer than a reactor may: a request whose body is whole leaves its connection as an owned
 //! [`Job`], a worker of the pool runs it, and the answer comes back through the reactor's mailbox. Reading order:
-//! `hand` (from a connection to the pool and back), `pool` (workers), then one file per call.
+//! `hand` (from a connection to the pool and back), `pool` (workers), `aside` (reads that wait for the log), then one file
+//! per call.
 //!
 //! Invariants
 //! - `I-PIPE-1` A connection has at most one job; its next request waits, so answers keep their order.
@@ -12,6 +13,7 @@
 //!   A question or a read that nobody waits for any more does not begin.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::error::ErrorCode;
 use crate::limits::{
@@ -28,6 +30,7 @@ use crate::shard::engine::{Engine, Undone};
 
 mod arrow;
 mod arrow_rows;
+mod aside;
 mod commit;
 pub mod hand;
 mod lists;
@@ -51,6 +54,8 @@ pub struct Job {
     pub reactor: usize,
     pub conn: u64,
     pub asker: Arc<Asker>,
+    /// Since when it waits for the log.
+    pub waits_since: Option<Instant>,
     _reserved: Reserved,
 }
 

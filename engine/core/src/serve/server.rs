@@ -113,6 +113,10 @@ impl Server {
                 .workers
                 .push(spawn(name, move || watching.watch(pace))?);
         }
+        let waiting = Arc::clone(&pipeline);
+        threads
+            .workers
+            .push(spawn("reads-aside", move || waiting.bring_back())?);
         threads.pipeline = Some(Arc::clone(&pipeline));
         for number in 0..LOAD_THREADS {
             let loading = Arc::clone(&self.engine);

@@ -516,16 +516,21 @@ impl Shard {
         self.wait_for(Gate::synced(sequence), timeout)
     }
 
-    /// Waits until the gate opens. `false`: the log failed or time is up.
-    pub fn wait_for(&self, gate: Gate, timeout: Duration) -> bool {
-        if self.reached(gate) {
-            return true;
-        }
+    /// Has the log do what opens the gate.
+    pub fn want(&self, gate: Gate) {
         if gate.stage == Stage::Synced {
             let mut open = self.open.lock();
             open.sync_target = open.sync_target.max(gate.sequence);
         }
         self.kick();
+    }
+
+    /// Waits until the gate opens. `false`: the log failed or time is up.
+    pub fn wait_for(&self, gate: Gate, timeout: Duration) -> bool {
+        if self.reached(gate) {
+            return true;
+        }
+        self.want(gate);
         self.waiters
             .wait_until(|| self.reached(gate) || self.failed(), timeout)
             && self.reached(gate)

@@ -9,7 +9,6 @@ use crate::model::{Class, Gate, Offset, RESERVED, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::handle::Stream;
-use crate::stream::snapshot;
 use crate::stream::state::Life;
 
 /// A stream as listings show it.
@@ -41,20 +40,29 @@ pub struct Page {
 
 impl Engine {
     /// Streams in path order, strictly behind `after`. Reserved ones only if the prefix asks for them. Returns when all of
-    /// it is final: who is on the page, who is not, and what is said of them.
+    /// it is final: who is on the page, who is not, and what is said of them. Behind a log that has failed nothing becomes
+    /// final any more: then it is all as it was last.
     pub fn list(
         &self,
         prefix: &str,
         after: &str,
         limit: usize,
     ) -> Result<Vec<StreamInfo>, Refusal> {
-        self.until_done(|| {
+        let listed = self.until_done(|| {
             let page = self.list_now(prefix, after, limit)?;
             let mut sequence = page.sequence;
             for path in &page.expired {
                 sequence = sequence.max(self.end_expired(path)?);
             }
             Ok((page.into_streams(limit), Gate::synced(sequence)))
+        });
+        if listed.is_ok() || !self.shard.failed() {
+            return listed;
+        }
+        // It failed meanwhile, and what was waited for will not become final.
+        self.until_done(|| {
+            let page = self.list_now(prefix, after, limit)?;
+            Ok((page.into_streams(limit), Gate::OPEN))
         })
     }
 
@@ -66,29 +74,14 @@ impl Engine {
         // New streams first: one that a checkpoint writes meanwhile is in the catalog then.
         let mut page = self.list_new(prefix, after, limit, &hidden);
         let mut stored = 0;
-        self.directory.catalog().scan(
-            prefix.as_bytes(),
-            after.as_bytes(),
-            usize::MAX,
-            &mut |path, value| {
-                self.metrics.list_looks.add(1);
-                let Ok(path) = std::str::from_utf8(path) else {
-                    return true;
-                };
-                if hidden(path) {
-                    return true;
-                }
-                let decode = || {
-                    let bytes = snapshot::unseal(value)?;
-                    snapshot::decode(bytes, |text| self.directory.intern(text)).map(Arc::new)
-                };
-                let stream = self.directory.in_memory_at(path).or_else(decode);
-                if let Some(stream) = stream {
-                    stored += usize::from(self.describe(&stream, &mut page));
-                }
-                stored < limit
-            },
-        )?;
+        let wanted = |path: &str| {
+            self.metrics.list_looks.add(1);
+            !hidden(path)
+        };
+        self.directory.walk(prefix, after, &wanted, &mut |stream| {
+            stored += usize::from(self.describe(stream, &mut page));
+            stored < limit
+        })?;
         Ok(page)
     }
 
@@ -120,12 +113,18 @@ impl Engine {
     /// Puts a stream that is there onto a page; returns whether it is.
     fn describe(&self, stream: &Arc<Stream>, page: &mut Page) -> bool {
         let state = stream.lock();
-        page.sequence = page.sequence.max(state.control_sequence);
-        if self.has_expired(&state, self.now_ms()) {
-            page.expired.push(stream.path.clone());
-            return false;
-        }
-        if state.life != Life::Live {
+        let (failed, synced) = (self.shard.failed(), self.shard.synced());
+        let there = if failed {
+            state.was_live(synced)
+        } else {
+            page.sequence = page.sequence.max(state.control_sequence);
+            if self.has_expired(&state, self.now_ms()) {
+                page.expired.push(stream.path.clone());
+                return false;
+            }
+            state.life == Life::Live
+        };
+        if !there {
             return false;
         }
         let info = StreamInfo {
@@ -133,7 +132,11 @@ impl Engine {
             content_type: stream.content_type.text.to_string(),
             tail: self.visible_tail(&state),
             closed: state.visible.closed,
-            class: state.class,
+            class: if failed {
+                state.class_at(synced)
+            } else {
+                state.class
+            },
             incarnation: stream.id,
             records: state.visible.records,
             bytes: state.visible.tail,

@@ -8,6 +8,7 @@ use crate::io::Doors;
 use crate::io::tests::TestDirectory;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::lifecycle::CreateRequest;
+use crate::stream::state::Life;
 
 const STREAMS: usize = 3000;
 const PAGE: usize = 100;
@@ -43,8 +44,8 @@ fn pages(engine: &Engine) -> (Vec<String>, u64) {
     }
 }
 
-#[test]
-fn a_page_costs_what_is_on_it() {
+/// Runs `work` beside the commit thread.
+fn with_engine(work: impl FnOnce(&Engine)) {
     let directory = TestDirectory::new();
     let config = Config {
         listen: false,
@@ -57,10 +58,50 @@ fn a_page_costs_what_is_on_it() {
         .engine;
     let committing = Arc::clone(&engine);
     let thread = std::thread::spawn(move || committing.shard.run_commit_thread());
+    work(&engine);
+    engine.shard.stop_threads();
+    thread.join().expect("commit thread");
+}
+
+#[test]
+fn a_walk_shows_no_stream_as_it_was_before_a_checkpoint_that_it_meets() {
+    with_engine(|engine| {
+        for path in ["a", "b", "c", "d"] {
+            let created = engine.local_create(path, "text/plain", None);
+            assert!(created.expect("created"));
+        }
+        engine.checkpoint().expect("checkpoint");
+        engine.directory.evict(0);
+        // Acknowledged before the walk begins, and in memory alone.
+        assert!(engine.local_delete("b").expect("deleted"));
+        engine.local_append("c", b"more").expect("appended");
+        let mut seen = Vec::new();
+        let walked = engine.directory.walk("", "", &|_| true, &mut |stream| {
+            if &*stream.path == "a" {
+                engine.checkpoint().expect("checkpoint");
+                engine.directory.evict(0);
+            }
+            let state = stream.lock();
+            let live = state.life == Life::Live;
+            seen.push((stream.path.to_string(), live, state.visible.tail));
+            true
+        });
+        assert!(walked.is_ok());
+        let expected = [("a", 0), ("c", 4), ("d", 0)];
+        assert_eq!(seen, expected.map(|(path, tail)| (path.into(), true, tail)));
+    });
+}
+
+#[test]
+fn a_page_costs_what_is_on_it() {
+    with_engine(check_pages);
+}
+
+fn check_pages(engine: &Engine) {
     let mut expected = BTreeSet::new();
     for number in 0..STREAMS {
         let path = format!("s/{:05}", number * 7 % STREAMS);
-        create(&engine, &path);
+        create(engine, &path);
         expected.insert(path);
         if number == STREAMS / 2 {
             // One half is in the catalog and, because it expires, in memory too.
@@ -72,7 +113,7 @@ fn a_page_costs_what_is_on_it() {
         assert!(engine.local_delete(&path).expect("deleted"));
         expected.remove(&path);
         if number % 80 == 0 {
-            create(&engine, &path);
+            create(engine, &path);
             expected.insert(path);
         }
     }
@@ -82,13 +123,11 @@ fn a_page_costs_what_is_on_it() {
     engine
         .local_create("t", "text/plain", None)
         .expect("created");
-    let (paths, most) = pages(&engine);
+    let (paths, most) = pages(engine);
     assert!(paths.iter().eq(&expected), "{} paths", paths.len());
     assert!(most <= 4 * PAGE as u64, "{most} looks for a page of {PAGE}");
     engine.checkpoint().expect("checkpoint");
-    let (paths, most) = pages(&engine);
+    let (paths, most) = pages(engine);
     assert!(paths.iter().eq(&expected), "{} paths", paths.len());
     assert!(most <= 2 * PAGE as u64, "{most} looks for a page of {PAGE}");
-    engine.shard.stop_threads();
-    thread.join().expect("commit thread");
 }

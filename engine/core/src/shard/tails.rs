@@ -4,20 +4,19 @@
 //! where an append begins with the number of a record in it.
 //!
 //! Invariants
-//! - `I-TAIL-1` Only what is visible and final is told: a stream whose creation, end or class is not synced yet is
-//!   waited for.
+//! - `I-TAIL-1` Only what is visible and final is told: who asks for a stream whose creation, end or class is not synced
+//!   yet asks again later. No thread waits here.
 //! - `I-TAIL-2` A place is never behind the visible tail.
 
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::error::ErrorCode;
 use crate::limits::TAILS_STREAMS_MAX;
 use crate::log::endings::Ending;
-use crate::model::{Class, ContentType, Gate, Offset, StreamId, is_reserved};
+use crate::model::{Class, ContentType, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
+use crate::shard::batch::NotStaged;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::plan::ReadFrom;
 use crate::stream::handle::Stream;
@@ -25,9 +24,6 @@ use crate::stream::locate::Key;
 use crate::stream::offsets::{self, Gap, ReadStart};
 use crate::stream::snapshot;
 use crate::stream::state::{Life, StreamState};
-
-/// How long a look at one stream waits for the log.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where an append begins, and a record of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,9 +47,9 @@ pub struct Tail {
     pub epochs: u64,
 }
 
-/// Streams of one answer.
-pub struct Page {
-    pub tails: Vec<Tail>,
+/// Streams that an answer is about.
+pub struct Matching {
+    pub streams: Vec<Arc<Stream>>,
     /// The last name that was looked at, if there are more behind it.
     pub next: Option<Box<str>>,
 }
@@ -76,44 +72,38 @@ pub struct Found {
 }
 
 impl Engine {
-    /// A stream as it is for readers; `None` if it is not there. Waits until that is final.
+    /// A stream as it is for readers; `None` if it is not there. `Undone::Wait` while that is not final. Behind a log that has
+    /// failed nothing becomes final any more: then as it was last.
     pub fn settled_tail(&self, stream: &Arc<Stream>) -> Result<Option<Tail>, Undone> {
-        self.when_settled(stream, |state| self.tail_of(stream, state))
+        if self.shard.failed() {
+            let (state, synced) = (stream.lock(), self.shard.synced());
+            return Ok(state.was_live(synced).then(|| self.tail_of(stream, &state)));
+        }
+        self.if_settled(stream, |state| self.tail_of(stream, state))
     }
 
-    /// Looks at a stream that is there and final; waits until it is the latter.
-    pub fn when_settled<T>(
+    /// Looks at a stream that is there and final; `Undone::Wait` while it is not the latter.
+    pub fn if_settled<T>(
         &self,
         stream: &Arc<Stream>,
         look: impl FnOnce(&mut StreamState) -> T,
     ) -> Result<Option<T>, Undone> {
-        loop {
-            let mut state = stream.lock();
-            self.end_if_expired(stream, &mut state)?;
-            if state.control_sequence > self.shard.synced() {
-                let sequence = state.control_sequence;
-                drop(state);
-                self.wait_until_final(sequence)?;
-                continue;
+        let mut state = stream.lock();
+        self.end_if_expired(stream, &mut state)?;
+        let gate = self.control_gate(&state);
+        if !gate.is_open() && self.shard.failed() {
+            // What is visible stays readable. Of an end nobody is told that a restart may take back.
+            if state.life == Life::Live && state.was_live(self.shard.synced()) {
+                return Ok(Some(look(&mut state)));
             }
-            if state.life != Life::Live {
-                return Ok(None);
-            }
-            return Ok(Some(look(&mut state)));
+            return Err(NotStaged::Failed.into());
         }
-    }
-
-    /// Returns when everything that is told of streams up to this number of a frame is on the device.
-    pub fn wait_until_final(&self, sequence: u64) -> Result<(), Undone> {
-        if self.shard.wait_for(Gate::synced(sequence), PATIENCE) {
-            return Ok(());
+        if !gate.is_open() {
+            drop(state);
+            self.shard.want(gate);
+            return Err(Undone::Wait);
         }
-        let detail =
-            "What streams are is not final yet: the log made no progress while the request waited.";
-        Err(Undone::refused(Refusal::with(
-            ErrorCode::ServerBusy,
-            detail,
-        )))
+        Ok((state.life == Life::Live).then(|| look(&mut state)))
     }
 
     fn tail_of(&self, stream: &Stream, state: &StreamState) -> Tail {
@@ -122,7 +112,7 @@ impl Engine {
             name: stream.path.clone(),
             incarnation: stream.id,
             content_type: Arc::clone(&stream.content_type),
-            class: state.class,
+            class: state.class_at(self.shard.synced()),
             closed: state.visible.closed,
             first: Place {
                 offset: offsets::offset_before(state, &self.losses, 0),
@@ -142,15 +132,6 @@ impl Engine {
         }
     }
 
-    /// The stream that a path names, as it is for readers.
-    pub fn find_settled(&self, path: &str) -> Result<Option<(Arc<Stream>, Tail)>, Undone> {
-        let Some(stream) = self.find(path)? else {
-            return Ok(None);
-        };
-        let tail = self.settled_tail(&stream)?;
-        Ok(tail.map(|tail| (stream, tail)))
-    }
-
     /// Nobody is told that a stream has expired before the log says so: a restart, or a clock that was set, would bring it
     /// back.
     fn end_if_expired(&self, stream: &Arc<Stream>, state: &mut StreamState) -> Result<(), Undone> {
@@ -162,9 +143,10 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for one that is about to be told of with others. Returns the number of the frame that must be final then.
+    /// The same for one that is about to be told of with others. Returns the number of the frame that must be final then. A
+    /// log that has failed says nothing more: then it is told of as it was.
     pub fn end_expired(&self, path: &str) -> Result<u64, Undone> {
-        let Some(stream) = self.directory.get(path)? else {
+        let Some(stream) = self.directory.get(path)?.filter(|_| !self.shard.failed()) else {
             return Ok(0);
         };
         let mut state = stream.lock();
@@ -180,13 +162,14 @@ impl Engine {
             .find(name, incarnation, synced, now_ms)
     }
 
-    /// Every stream whose name matches, in memory or not; with `after` those of one page behind that name.
-    pub fn all_tails(
+    /// Every stream whose name matches, in memory or not; with `after` those of one page behind that name. What they are
+    /// need not be final.
+    pub fn all_matching(
         &self,
         prefix: &str,
         after: Option<&str>,
         matches: &dyn Fn(&str) -> Result<bool, Undone>,
-    ) -> Result<Page, Undone> {
+    ) -> Result<Matching, Undone> {
         let behind = after.unwrap_or_default();
         let cached = self.directory.cached_below(prefix);
         let known: HashSet<&str> = cached.iter().map(|stream| &*stream.path).collect();
@@ -233,26 +216,20 @@ impl Engine {
             streams.truncate(TAILS_STREAMS_MAX);
             next = streams.last().map(|stream| stream.path.clone());
         }
-        for stream in &mut streams {
-            // All ends together, before the first is waited for. What expires is in memory, but for the first moments.
-            if stream.expires {
-                self.end_expired(&stream.path)?;
-                if let Some(known) = self.directory.get(&stream.path)? {
-                    *stream = known;
-                }
+        // All ends together, before the first is looked at. What expires is in memory, but for the first moments.
+        let mut there = Vec::with_capacity(streams.len());
+        for stream in streams {
+            if !stream.expires {
+                there.push(stream);
+                continue;
             }
+            self.end_expired(&stream.path)?;
+            there.extend(self.directory.get(&stream.path)?);
         }
-        let mut tails = Vec::new();
-        for stream in &streams {
-            tails.extend(self.settled_tail(stream)?);
-            if tails.len() > TAILS_STREAMS_MAX {
-                return Err(Undone::refused(Refusal::with(
-                    ErrorCode::TooManyStreams,
-                    format!("More than {TAILS_STREAMS_MAX} streams match the pattern."),
-                )));
-            }
-        }
-        Ok(Page { tails, next })
+        Ok(Matching {
+            streams: there,
+            next,
+        })
     }
 
     /// Where something is in a stream.

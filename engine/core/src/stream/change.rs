@@ -179,10 +179,12 @@ impl StreamState {
             }
             What::SoftDelete => {
                 self.reveal_control(change.sequence);
+                self.remove_at(change.sequence);
                 self.logged.life = Life::SoftDeleted;
             }
             What::Purge => {
                 self.reveal_control(change.sequence);
+                self.remove_at(change.sequence);
                 self.logged.life = Life::Gone;
                 self.logged.producers = None;
                 self.unsettled = None;
@@ -200,6 +202,8 @@ impl StreamState {
                 self.begin_epoch(change.epoch);
                 // Whoever enters or leaves `ephemeral` has everything in a checkpoint.
                 self.unsettled = None;
+                self.logged.class_sequence = change.sequence;
+                self.logged.class_before = self.logged.class;
                 self.logged.class = class;
                 self.logged.class_since = since;
             }
@@ -209,6 +213,13 @@ impl StreamState {
     fn reveal_control(&mut self, sequence: u64) {
         self.logged.reveal_sequence = sequence;
         self.logged.control_sequence = sequence;
+    }
+
+    /// Called before its life ends, for good or not.
+    fn remove_at(&mut self, sequence: u64) {
+        if self.life == Life::Live {
+            self.logged.removed_sequence = sequence;
+        }
     }
 
     fn apply_append(&mut self, change: &Change<'_>, append: &Append<'_>) {

@@ -159,6 +159,11 @@ pub struct Logged {
     pub control_sequence: u64,
     /// The frame that it began with; 0 = before this process.
     pub created_sequence: u64,
+    /// The frame that ended its life for readers; 0 = before this process, or none has.
+    pub removed_sequence: u64,
+    /// The newest frame that gave it another class, and the class that it had before; 0 = as above.
+    pub class_sequence: u64,
+    pub class_before: Class,
 }
 
 #[derive(Debug)]
@@ -233,6 +238,9 @@ impl StreamState {
             reveal_sequence: 0,
             control_sequence: 0,
             created_sequence: 0,
+            removed_sequence: 0,
+            class_sequence: 0,
+            class_before: class,
         };
         StreamState {
             logged,
@@ -373,6 +381,21 @@ impl StreamState {
                 .expiry
                 .as_ref()
                 .is_some_and(|expiry| expiry.expired(now_ms, steady_ms))
+    }
+
+    /// Whether it was there for readers when frames up to this one were final.
+    pub fn was_live(&self, synced: u64) -> bool {
+        let not_removed = self.life == Life::Live || self.removed_sequence > synced;
+        self.created_sequence <= synced && not_removed
+    }
+
+    /// The class that it had then.
+    pub fn class_at(&self, synced: u64) -> Class {
+        if self.class_sequence > synced {
+            self.class_before
+        } else {
+            self.class
+        }
     }
 
     /// A sliding TTL begins again, by the clock that nobody can set; for most streams nobody need look at it. Returns when

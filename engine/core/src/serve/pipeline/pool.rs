@@ -1,8 +1,8 @@
 //! The workers of the pipeline paths and of large writes: a bounded queue of jobs and a few threads for either, and a list
 //! of finished ones per reactor.
 //!
-//! A worker may block: on the disk, on the log, on a lock. A job that must wait for the log (`Undone::Wait`) is run
-//! again by its worker after the next commit, for a bounded time.
+//! A worker may block: on the disk, on a lock. A write, stage or commit that must wait for the log (`Undone::Wait`) is run
+//! again by its worker after the next commit, for a bounded time; what only reads is put aside meanwhile (`aside`, `waits`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use crate::error::ErrorCode;
 use crate::limits::{PIPELINE_QUEUE_MAX, WRITE_WORKERS};
 use crate::model::Gate;
 use crate::refusal::Refusal;
+use crate::serve::pipeline::aside::Aside;
 use crate::serve::pipeline::patterns::Patterns;
 use crate::serve::pipeline::waits::Waiting;
 use crate::serve::pipeline::write::{self, Wrote};
@@ -25,7 +26,7 @@ use crate::shard::engine::{Engine, Undone};
 /// How long a job may wait for the log.
 const PATIENCE_US: u64 = 30_000_000;
 /// The log is looked at again at least this often.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 pub struct Pipeline {
     pub engine: Arc<Engine>,
@@ -37,6 +38,7 @@ pub struct Pipeline {
     /// One list per pace.
     pub(super) waits: Mutex<[Vec<Waiting>; 2]>,
     pub(super) patterns: Patterns,
+    pub(super) aside: Aside,
     /// One list per reactor, in the order of their mailboxes.
     finished: Vec<Mutex<Vec<Finished>>>,
 }
@@ -78,6 +80,7 @@ impl Pipeline {
             stopping: Condvar::new(),
             waits: Mutex::default(),
             patterns: Patterns::default(),
+            aside: Aside::default(),
             finished: (0..reactors).map(|_| Mutex::default()).collect(),
         }
     }
@@ -139,6 +142,16 @@ impl Pipeline {
                     drop(job);
                     self.hand_back(reactor, conn, Outcome::Wrote(head, wrote));
                 }
+                PipelineCall::Read => {
+                    let synced = engine.shard.synced();
+                    match run(engine, &job.call, request) {
+                        Err(Undone::Wait) => self.put_aside(job, synced),
+                        outcome => {
+                            drop(job);
+                            self.finish(reactor, conn, outcome);
+                        }
+                    }
+                }
                 call => {
                     let outcome = self.patiently(|| run(engine, call, request));
                     drop(job);
@@ -160,6 +173,21 @@ impl Pipeline {
             }
             self.ready[lane].wait(&mut queue);
         }
+    }
+
+    /// Queues what has waited for the log, before all others.
+    pub(super) fn queue_again(&self, jobs: impl Iterator<Item = Box<Job>>) {
+        let lane = Lane::Pipeline as usize;
+        let mut queue = self.queue.lock();
+        if queue.stop {
+            return;
+        }
+        for job in jobs {
+            queue.jobs[lane].push_front(job);
+            self.engine.metrics.pipeline_queue.add(1);
+        }
+        drop(queue);
+        self.ready[lane].notify_all();
     }
 
     /// Runs something again after the next commit for as long as it must wait for the log.
@@ -229,6 +257,7 @@ impl Pipeline {
             lane.notify_all();
         }
         self.stopping.notify_all();
+        self.stop_aside();
         self.engine.shard.changes.ring_now();
     }
 

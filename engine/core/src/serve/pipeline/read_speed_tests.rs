@@ -84,7 +84,8 @@ fn thread_seconds() -> f64 {
 
 /// Reads everything window by window; returns bytes of values per second.
 fn read_all(engine: &Arc<Engine>, path: &str, columns: &str) -> f64 {
-    let (_, tail) = engine.find_settled(path).ok().flatten().expect("there");
+    let stream = engine.find(path).ok().flatten().expect("there");
+    let tail = engine.settled_tail(&stream).ok().flatten().expect("final");
     let to = format!(
         "{{\"offset\":\"{}\",\"number\":{}}}",
         tail.tail.offset, tail.tail.number

@@ -3,7 +3,7 @@
 //! A question is parsed once and may be evaluated several times: `waits` keeps those that wait for a change.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -182,6 +182,13 @@ impl Question {
     pub fn has_pattern(&self) -> bool {
         matches!(self.which, Which::Matching(_))
     }
+
+    fn named(&self, number: usize) -> Option<&Named> {
+        match &self.which {
+            Which::Named(named) => named.get(number),
+            Which::Matching(_) => None,
+        }
+    }
 }
 
 fn bad(detail: impl Into<Cow<'static, str>>) -> Refusal {
@@ -230,7 +237,7 @@ fn parse_id(text: &str) -> Result<StreamId, Refusal> {
 
 /// An answer before it is rendered.
 pub struct Evaluated {
-    stamp: u64,
+    pub(super) stamp: u64,
     complete: bool,
     missing: Vec<Box<str>>,
     /// How streams ended that are missing, or were meant and are replaced.
@@ -238,7 +245,29 @@ pub struct Evaluated {
     streams: Vec<(Tail, Places)>,
     /// There are more behind this name.
     next: Option<Box<str>>,
+    /// What is not looked at yet: a look may have to wait for the log, and goes on here then.
+    looks: VecDeque<Look>,
+    /// Of what matched before: names of which nothing may be left.
+    gone: BTreeSet<Box<str>>,
 }
+
+/// A stream to be told of, and the number of who named it.
+struct Look {
+    stream: Option<Arc<Stream>>,
+    asked: Option<usize>,
+}
+
+impl Look {
+    fn at(stream: Arc<Stream>) -> Look {
+        Look {
+            stream: Some(stream),
+            asked: None,
+        }
+    }
+}
+
+/// What a name takes, about.
+const NAME_BYTES: usize = 64;
 
 type Places = Option<Vec<Result<Found, Refusal>>>;
 
@@ -251,7 +280,77 @@ impl Evaluated {
             removed: Vec::new(),
             streams: Vec::new(),
             next: None,
+            looks: VecDeque::new(),
+            gone: BTreeSet::new(),
         }
+    }
+
+    /// Looks at the streams, each when what it is is final. `Undone::Wait`: the next one is not; again after the next
+    /// commit.
+    pub fn look(&mut self, engine: &Engine, question: &Question) -> Result<(), Undone> {
+        while let Some(look) = self.looks.front() {
+            let tail = look
+                .stream
+                .as_ref()
+                .map(|stream| engine.settled_tail(stream));
+            let tail = tail.transpose()?.flatten();
+            let Some(Look { stream, asked }) = self.looks.pop_front() else {
+                break;
+            };
+            match (asked.and_then(|number| question.named(number)), stream) {
+                (Some(asked), Some(stream)) if let Some(tail) = tail => {
+                    self.meet(engine, asked, &stream, tail)?;
+                }
+                (Some(asked), _) => self.miss(engine, asked),
+                (None, Some(stream)) => match tail {
+                    Some(tail) => self.push_matching(tail)?,
+                    None => drop(self.gone.insert(stream.path.clone())),
+                },
+                (None, None) => {}
+            }
+        }
+        if question.has_pattern() {
+            self.finish_matching(engine);
+        }
+        Ok(())
+    }
+
+    fn push_matching(&mut self, tail: Tail) -> Result<(), Undone> {
+        if self.complete && self.streams.len() == TAILS_STREAMS_MAX {
+            return Err(Undone::refused(Refusal::with(
+                ErrorCode::TooManyStreams,
+                format!("More than {TAILS_STREAMS_MAX} streams match the pattern."),
+            )));
+        }
+        self.streams.push((tail, None));
+        Ok(())
+    }
+
+    fn finish_matching(&mut self, engine: &Engine) {
+        self.streams
+            .sort_unstable_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+        if self.complete {
+            return;
+        }
+        // One that was created again is there.
+        for (tail, _) in &self.streams {
+            self.gone.remove(&tail.name);
+        }
+        self.missing = std::mem::take(&mut self.gone).into_iter().collect();
+        let ends = self.missing.iter();
+        self.removed = ends.filter_map(|name| engine.ending(name, None)).collect();
+    }
+
+    /// What it takes while it waits, about.
+    pub fn memory_len(&self) -> usize {
+        let own = |look: &Look| {
+            let stream = look.stream.as_ref();
+            // Nobody else has it: it was read for this answer.
+            stream.is_some_and(|stream| Arc::strong_count(stream) == 1)
+        };
+        let read = self.looks.iter().filter(|look| own(look)).count();
+        let told = self.streams.len() * (size_of::<(Tail, Places)>() + NAME_BYTES);
+        told + self.looks.len() * size_of::<Look>() + read * size_of::<Stream>()
     }
 
     /// A named stream is not there.
@@ -290,7 +389,7 @@ impl Evaluated {
     }
 }
 
-/// Answers a question as things are now. `news` is of the question's own stamp or of an earlier one.
+/// What the answer to a question is about, as things are now; [`Evaluated::look`] follows. `news` is of the question's own stamp or of an earlier one.
 pub fn evaluate(
     engine: &Engine,
     question: &Question,
@@ -303,35 +402,30 @@ pub fn evaluate(
             Which::Named(named) => changed_named(engine, named, since, news, &mut evaluated)?,
             Which::Matching(pattern) => {
                 let matcher = pattern.matcher(turn)?;
-                changed_matching(engine, &matcher, since, news, &mut evaluated)?;
+                changed_matching(&matcher, since, news, &mut evaluated)?;
             }
         }
         return Ok(evaluated);
     }
     let mut evaluated = Evaluated::new(engine.shard.changes.begin(), true);
     match &question.which {
-        Which::Named(named) => all_named(engine, named, &mut evaluated)?,
+        Which::Named(named) => {
+            for (number, asked) in named.iter().enumerate() {
+                evaluated.looks.push_back(Look {
+                    stream: engine.find(&asked.name)?,
+                    asked: Some(number),
+                });
+            }
+        }
         Which::Matching(pattern) => {
             let matcher = pattern.matcher(turn)?;
             let (prefix, after) = (matcher.prefix(), question.after.as_deref());
-            let mut page = engine.all_tails(prefix, after, &|name| matcher.matches(name))?;
-            page.tails
-                .sort_unstable_by(|one, other| one.name.cmp(&other.name));
-            evaluated.streams = page.tails.into_iter().map(|tail| (tail, None)).collect();
-            evaluated.next = page.next;
+            let found = engine.all_matching(prefix, after, &|name| matcher.matches(name))?;
+            evaluated.looks = found.streams.into_iter().map(Look::at).collect();
+            evaluated.next = found.next;
         }
     }
     Ok(evaluated)
-}
-
-fn all_named(engine: &Engine, named: &[Named], evaluated: &mut Evaluated) -> Result<(), Undone> {
-    for asked in named {
-        match engine.find_settled(&asked.name)? {
-            Some((stream, tail)) => evaluated.meet(engine, asked, &stream, tail)?,
-            None => evaluated.miss(engine, asked),
-        }
-    }
-    Ok(())
 }
 
 /// Places, and why there are none. That is said of offsets that the stream does not have, and of nothing else: what fails
@@ -350,7 +444,7 @@ fn find_places(engine: &Engine, stream: &Arc<Stream>, asked: &Named) -> Result<P
     places.transpose()
 }
 
-/// What has changed of some streams.
+/// Which of some streams have changed.
 fn changed_named(
     engine: &Engine,
     named: &[Named],
@@ -358,57 +452,38 @@ fn changed_named(
     news: &News,
     evaluated: &mut Evaluated,
 ) -> Result<(), Undone> {
-    for asked in named {
-        match news.changed(&asked.name, since) {
-            Some(stream) => match engine.settled_tail(stream)? {
-                Some(tail) => evaluated.meet(engine, asked, stream, tail)?,
-                None => evaluated.miss(engine, asked),
-            },
-            // One that was created again and is not visible yet is no news.
-            None if news.removed(&asked.name, since) && engine.find(&asked.name)?.is_none() => {
-                evaluated.miss(engine, asked);
-            }
-            None => {}
+    for (number, asked) in named.iter().enumerate() {
+        let changed = news.changed(&asked.name, since);
+        // One that was created again and is not visible yet is no news.
+        if changed.is_some()
+            || (news.removed(&asked.name, since) && engine.find(&asked.name)?.is_none())
+        {
+            evaluated.looks.push_back(Look {
+                stream: changed.cloned(),
+                asked: Some(number),
+            });
         }
     }
     Ok(())
 }
 
 fn changed_matching(
-    engine: &Engine,
     matcher: &Matcher<'_>,
     since: u64,
     news: &News,
     evaluated: &mut Evaluated,
 ) -> Result<(), Undone> {
     let prefix = matcher.prefix();
-    let mut gone: HashSet<Box<str>> = HashSet::new();
     for stream in news.all_changed(prefix, since) {
-        if !matcher.matches(&stream.path)? {
-            continue;
-        }
-        match engine.settled_tail(stream)? {
-            Some(tail) => evaluated.streams.push((tail, None)),
-            None => {
-                gone.insert(stream.path.clone());
-            }
+        if matcher.matches(&stream.path)? {
+            evaluated.looks.push_back(Look::at(Arc::clone(stream)));
         }
     }
     for name in news.all_removed(prefix, since) {
         if matcher.matches(name)? {
-            gone.insert(name.into());
+            evaluated.gone.insert(name.into());
         }
     }
-    // One that was created again is there.
-    for (tail, _) in &evaluated.streams {
-        gone.remove(&tail.name);
-    }
-    evaluated.missing.extend(gone);
-    evaluated.missing.sort_unstable();
-    let ends = evaluated.missing.iter();
-    evaluated.removed = ends.filter_map(|name| engine.ending(name, None)).collect();
-    let streams = &mut evaluated.streams;
-    streams.sort_unstable_by(|(one, _), (other, _)| one.name.cmp(&other.name));
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! Questions to `/v1/tails` that wait for a change, or for names to be compared: two lists with a thread each, no polling.
+//! Questions to `/v1/tails` that wait for a change, for names to be compared, or for what streams are to become final: two
+//! lists with a thread each, no polling.
 //!
 //! A thread sleeps until a change is rung or a deadline comes, gathers what has changed once for all in its list, answers
 //! those whom it concerns, and rests for a while in proportion to what that has cost, so that a busy server spends a
@@ -8,8 +9,11 @@
 //! A question begins as a quick one. One whose names cannot be compared in a short turn, or whose pattern looks as if they
 //! could not (`pattern_cost`), joins the slow ones, where who needs least comes first. They hold up nobody else: not the others that wait, not the pool, not a stop.
 //!
+//! An answer that tells of a stream which is not final yet is put aside as far as it has come, and goes on after the next
+//! commit where it was. Beginning it anew would never end where streams come and go all the time.
+//!
 //! Invariant `I-WAIT-1`: a quick question is answered at its deadline, however long others take: a look ends after
-//! `LOOK_MAX` and one turn, and a rest ends at the next deadline.
+//! `LOOK_MAX` and one turn, a rest ends at the next deadline, and neither waits for the log.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,8 +26,8 @@ use crate::refusal::Refusal;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::patterns::Turn;
 use crate::serve::pipeline::pool::Pipeline;
-use crate::serve::pipeline::tails::{self, Question};
-use crate::serve::pipeline::{Answer, Job, check_waiting_room};
+use crate::serve::pipeline::tails::{self, Evaluated, Question};
+use crate::serve::pipeline::{Answer, Held, Job, check_waiting_room};
 use crate::shard::engine::Undone;
 
 /// Least and longest rest between two looks.
@@ -31,6 +35,8 @@ const REST_MIN: Duration = Duration::from_millis(3);
 const REST_MAX: Duration = Duration::from_millis(500);
 /// No further turn begins in a look that has taken this long; the next look goes on there.
 const LOOK_MAX: Duration = Duration::from_millis(100);
+/// How long a question may wait for the log.
+const LOG_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Which questions a thread looks at.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,11 +92,14 @@ pub struct Waiting {
     turn: Duration,
     /// Whether it was looked at to the end: then there was no news up to its stamp.
     compared: bool,
+    /// An answer that waits for the log.
+    begun: Option<(Evaluated, Held)>,
 }
 
 impl Waiting {
     fn pace(&self) -> Pace {
-        if self.turn == PATTERN_TURN {
+        // What has begun needs no turn any more.
+        if self.turn == PATTERN_TURN || self.begun.is_some() {
             Pace::Quick
         } else {
             Pace::Slow
@@ -99,12 +108,12 @@ impl Waiting {
 
     fn deadline(&self) -> Instant {
         let wait = Duration::from_millis(self.question.wait_ms);
-        self.asked
-            + if self.compared {
-                wait
-            } else {
-                wait.max(PATTERN_PATIENCE)
-            }
+        let patience = match self.begun {
+            _ if self.compared => Duration::ZERO,
+            Some(_) => LOG_PATIENCE,
+            None => PATTERN_PATIENCE,
+        };
+        self.asked + wait.max(patience)
     }
 
     /// Whether it waits no longer.
@@ -131,6 +140,7 @@ impl Pipeline {
             asked: Instant::now(),
             turn: PATTERN_TURN,
             compared: false,
+            begun: None,
         };
         let outcome = match self.compare(&mut waiting, &news) {
             ControlFlow::Continue(()) if !waiting.is_over(Instant::now()) => {
@@ -220,7 +230,11 @@ impl Pipeline {
             }
             None => Err(Undone::refused(Refusal::with(
                 ErrorCode::ServerBusy,
-                "Too many patterns that take long are being compared with names.",
+                if waiting.begun.is_some() {
+                    "What streams are is not final yet: the log made no progress while the request waited."
+                } else {
+                    "Too many patterns that take long are being compared with names."
+                },
             ))),
         }
     }
@@ -242,17 +256,20 @@ impl Pipeline {
         }
         // Names that are given are not compared: who has them comes before those that may turn out to be slow.
         list.sort_by_key(|waiting| (waiting.turn, waiting.question.has_pattern()));
-        let news = News::gather(&self.engine, list.iter().map(|waiting| &waiting.question));
+        let anew = list.iter().filter(|waiting| waiting.begun.is_none());
+        let news = News::gather(&self.engine, anew.map(|waiting| &waiting.question));
         let until = Instant::now() + LOOK_MAX;
         let mut unseen = list.into_iter();
         let (mut seen, mut again) = (Vec::new(), false);
         while Instant::now() < until
             && let Some(mut waiting) = unseen.next()
         {
-            let turn = waiting.turn;
+            let (turn, had_begun) = (waiting.turn, waiting.begun.is_some());
             match self.compare(&mut waiting, &news) {
                 ControlFlow::Continue(()) => {
-                    again |= waiting.turn > turn;
+                    // What was rung for while an answer waited may be news to it.
+                    let ended = had_begun && waiting.begun.is_none();
+                    again |= ended || waiting.turn > turn || waiting.pace() != pace;
                     seen.push(waiting);
                 }
                 ControlFlow::Break(outcome) => self.answer(waiting, outcome),
@@ -274,16 +291,31 @@ impl Pipeline {
     /// Gives a question its turn: it has an answer, or goes on waiting.
     fn compare(&self, waiting: &mut Waiting, news: &News) -> ControlFlow<Result<Answer, Undone>> {
         let turn = Turn::new(&self.engine.stopping, waiting.turn);
-        match tails::evaluate(&self.engine, &waiting.question, news, &turn) {
+        let question = &mut waiting.question;
+        let begun = match waiting.begun.take() {
+            Some((begun, _)) => Ok(begun),
+            None => tails::evaluate(&self.engine, question, news, &turn),
+        };
+        let evaluated = begun.and_then(|mut begun| match begun.look(&self.engine, question) {
+            Err(Undone::Wait) => {
+                let held = Held::new(&self.engine.metrics, begun.memory_len());
+                check_waiting_room(&self.engine.metrics, 0).map_err(Undone::refused)?;
+                waiting.begun = Some((begun, held));
+                Err(Undone::Wait)
+            }
+            looked => looked.map(|()| begun),
+        });
+        match evaluated {
             Ok(evaluated) if evaluated.is_news() => {
                 ControlFlow::Break(tails::render(&self.engine, &evaluated))
             }
-            Ok(_) => {
+            Ok(evaluated) => {
                 // Nothing up to here is news to it, so that the next look need not go back farther.
-                waiting.question.since = Some(news.stamp);
+                question.since = Some(evaluated.stamp);
                 waiting.compared = true;
                 ControlFlow::Continue(())
             }
+            Err(Undone::Wait) => ControlFlow::Continue(()),
             Err(_) if turn.is_over() && waiting.turn < PATTERN_SEARCH_MAX => {
                 waiting.turn = (waiting.turn * PATTERN_TURN_GROWTH).min(PATTERN_SEARCH_MAX);
                 ControlFlow::Continue(())

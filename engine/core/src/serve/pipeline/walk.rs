@@ -103,7 +103,7 @@ impl<'a> Walk<'a> {
                 Ok(()) if self.next.is_some() => return Ok(()),
                 Ok(()) => {}
                 // What was read is good; the next request begins with what failed, and is told of it.
-                Err(Undone::Refused { .. }) if self.has_something() => {
+                Err(_) if self.has_something() => {
                     self.stop_before(number, range);
                     return Ok(());
                 }
@@ -181,7 +181,7 @@ impl<'a> Walk<'a> {
             .ok_or_else(Engine::missing)?;
         let other = range.incarnation.filter(|wanted| *wanted != stream.id);
         self.engine
-            .when_settled(&stream, |state| {
+            .if_settled(&stream, |state| {
                 if other.is_none() {
                     self.engine.renew(&stream, state);
                 }
