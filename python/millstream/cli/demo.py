@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 BURST_SECONDS: Final = 60.0
 ROWS_PER_BATCH: Final = 15_000
 STREAMS: Final = (ORDERS, STOCK, CLICKS, "chat/*")
-CONF: Final = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+CONF: Final = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    # A JVM that lives for a minute never gets back what its second compiler and its parallel collector cost.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 QUERIES: Final = {
     "orders by product": """
         SELECT get_json_object(text, '$.product') AS product, count(*) AS orders,
