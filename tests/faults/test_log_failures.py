@@ -177,6 +177,15 @@ def test_a_failed_close_can_be_tried_again(start_server: Callable[..., Server]) 
     assert api.close_stream("last").status == 204
 
 
+def delete_and_create(api: Api, path: str) -> Response:
+    """Both in one batch of the log. Returns the first answer that is no success."""
+    with api.connect() as connection:
+        create = request_bytes("PUT", Api.target(path), {"Content-Type": "text/plain"}, b"z")
+        connection.send(request_bytes("DELETE", Api.target(path)) + create)
+        deleted = connection.read_response()
+        return deleted if deleted.status != 204 else connection.read_response()
+
+
 # What is under way when the log fails, and how the stream is shown from then on: as it was before.
 UNDER_WAY: dict[str, tuple[Callable[[Api, str], Response], bool]] = {
     "create": (lambda api, path: api.put(path, b"x"), False),
@@ -184,6 +193,7 @@ UNDER_WAY: dict[str, tuple[Callable[[Api, str], Response], bool]] = {
     "close": (lambda api, path: api.close_stream(path), True),
     "delete": (lambda api, path: api.delete(path), True),
     "class": (lambda api, path: change(api, path, "disk"), True),
+    "delete and create": (delete_and_create, True),
 }
 
 
@@ -230,7 +240,20 @@ def test_after_a_failure_streams_are_listed_as_they_were_last(
         stream = told[failed]
         ranges = [{"stream": failed, "from": stream["first"], "to": stream["tail"]}]
         read = Pipeline(api).post("/v1/read", {"ranges": ranges})
-        assert read.status == (503 if kind == "delete" else 200), read.body
+        deleted = kind.startswith("delete")
+        assert read.status == (503 if deleted else 200), read.body
+        for answer in (api.get(failed), api.head(failed)):
+            assert answer.status == (503 if deleted else 200), answer
+            if not deleted:
+                durability = answer["stream-durability"]
+                assert (answer.offset, durability) == (stream["tail"]["offset"], stream["class"])
+                assert answer.get("stream-closed") is None
+        server.kill()
+        server.environment = {}
+        server.restart()
+        if not deleted:
+            assert api.get(failed).body.startswith(b"x")
+            assert api.get(failed, offset=stream["tail"]["offset"]).status == 200
 
 
 def listed(api: Api) -> list[dict[str, Any]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
-from support.http import Api
+from support.http import Api, request_bytes
 from support.server import Server
 from support.staging import rows_body
 
@@ -67,3 +68,22 @@ def test_a_list_that_is_too_long_takes_no_memory(
     assert 400 <= answer.status < 500
     # The body itself is there twice while it is received.
     assert server.peak_rss_bytes() - before < 4 * len(body)
+
+
+def test_a_small_question_does_not_wait_behind_large_ones(
+    start_server: Callable[..., Server],
+) -> None:
+    api = Api(start_server(), deadline_s=60)
+    assert api.put("small", b"x").status == 201
+    places = [{"byte": 0}] * 100_000
+    large = json.dumps({"streams": [{"name": "small", "at": places}]}).encode()
+    small = json.dumps({"streams": ["small"]}).encode()
+    with ExitStack() as stack:
+        asking = [stack.enter_context(api.connect()) for _ in range(60)]
+        for connection in asking:
+            connection.send(request_bytes("POST", "/v1/tails", None, large))
+        api.wait_until_metric("millstream_pipeline_queue", lambda waiting: waiting > 40)
+        assert api.call("POST", "/v1/tails", None, small).status == 200
+        assert api.metric("millstream_pipeline_queue") > 20, "it had to wait for them"
+        for connection in asking:
+            assert connection.read_response().status in (200, 503)

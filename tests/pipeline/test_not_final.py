@@ -15,6 +15,7 @@ import pytest
 from support.http import Api, Connection, request_bytes
 from support.pipeline import Pipeline
 from support.server import Server
+from support.staging import rows_body
 
 SYNC_DELAY_MS = 3000  # far longer than all that is asked meanwhile
 SYNC_DELAY = "MILLSTREAM_FAULT_SYNC_DELAY_MS"
@@ -88,6 +89,70 @@ def test_streams_that_are_not_final_hold_up_no_questions_about_others(slow_log: 
             assert connection.read_response().status == 404
     assert api.metric("millstream_pipeline_waiting") == 0
     assert api.metric("millstream_pipeline_waiting_bytes") == 0
+
+
+def test_stages_for_a_stream_that_is_not_final_hold_up_nobody(slow_log: Api) -> None:
+    api, pipeline = slow_log, Pipeline(slow_log)
+    kept = pipeline.tail("kept")
+    creates = api.metric("millstream_streams_created_total")
+    with contextlib.ExitStack() as stack:
+
+        def send(request: bytes) -> Connection:
+            connection = stack.enter_context(api.connect())
+            connection.send(request)
+            return connection
+
+        writer = send(request_bytes("PUT", Api.target("new"), TEXT))
+        api.wait_for_metric("millstream_streams_created_total", creates + 1)
+        rows = rows_body([("new", b"x")])
+        stages = [
+            send(request_bytes("PUT", f"/v1/stage/s{number}", None, rows))
+            for number in range(QUESTIONS)
+        ]
+        assert send(whole(kept)).read_response().status == 200
+        assert pipeline.tail("kept") == kept
+        assert not [connection for connection in (writer, *stages) if has_answer(connection)]
+        assert writer.read_response().status == 201
+        for stage in stages:
+            assert stage.read_response().status in (200, 201, 204)
+
+
+def test_reads_that_wait_again_and_again_leave_time_for_others(
+    start_server: Callable[..., Server],
+) -> None:
+    """Each look through their ranges takes longer than the log needs for a step, and finds the last stream changed."""
+    api = Api(start_server(environment={SYNC_DELAY: "20"}), deadline_s=60)
+    assert api.put("kept").status == 201
+    place = {"offset": "-1", "number": 0}
+    ranges = [{"stream": name, "from": place, "to": place} for name in ["kept"] * 15_000 + ["some"]]
+    read = request_bytes("POST", "/v1/read", None, json.dumps({"ranges": ranges}).encode())
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        both = request_bytes("PUT", Api.target("some"), TEXT) + request_bytes(
+            "DELETE", Api.target("some")
+        )
+        with api.connect() as connection:
+            while not ended.is_set():
+                connection.send(both * 16)
+                for _ in range(32):
+                    connection.read_response()
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(api.connect()).send(read)
+        for thread in threads:
+            thread.start()
+        try:
+            began = time.monotonic()
+            for _ in range(20):
+                Pipeline(api).tail("kept")
+            assert time.monotonic() - began < 20
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(30)
 
 
 def test_who_waits_for_a_change_is_not_held_up_by_one_that_is_not_final(slow_log: Api) -> None:

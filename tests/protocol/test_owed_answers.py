@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -32,6 +33,21 @@ def test_a_closing_connection_waits_for_a_slow_log(start_server: Callable[..., S
             request_bytes("POST", Api.target("slow"), {**TEXT, "Connection": "close"}, b"late")
         )
         assert connection.read_response().status == 204
+
+
+def test_a_stop_waits_for_a_slow_log(start_server: Callable[..., Server]) -> None:
+    server = start_server(environment={"MILLSTREAM_FAULT_SYNC_DELAY_MS": "2000"}, deadline_s=60.0)
+    api = Api(server, deadline_s=20.0)
+    assert api.put("slow").status == 201
+    appends = api.metric("millstream_appends_total")
+    with api.connect() as connection:
+        connection.send(request_bytes("POST", Api.target("slow"), TEXT, b"late"))
+        api.wait_for_metric("millstream_appends_total", appends + 1)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        assert connection.read_response().status == 204
+        stopping.join(30)
+    assert server.process.returncode == 0
 
 
 def test_a_renewed_lifetime_keeps_nobody_waiting(start_server: Callable[..., Server]) -> None:

@@ -137,6 +137,8 @@ pub const PIPELINE_REQUEST_MAX_BYTES: usize = 8 * 1024 * 1024;
 pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
 /// Pipeline requests that wait for a worker, and large writes that do; more are refused.
 pub const PIPELINE_QUEUE_MAX: usize = 256;
+/// Questions of at most so many bytes that name their streams have a thread of their own.
+pub const SMALL_QUESTION_BYTES: usize = 4 * 1024;
 /// Threads for large writes, which never wait behind questions and reads of the pipeline.
 pub const WRITE_WORKERS: usize = 2;
 /// How long names are compared for one question: at first, how many times longer after each turn that did not do,

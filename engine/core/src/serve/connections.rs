@@ -238,7 +238,6 @@ impl Reactor {
                 Ok(count) => {
                     if !matches!(conn.phase, Phase::Closing) {
                         self.take_input(conn, &buffer[..count]);
-                        self.note_cost(conn);
                     }
                     left -= count;
                     let more = count == portion && left > 0 && !conn.dead && wants_input(conn);

@@ -2,7 +2,7 @@
 //!
 //! What they do takes longer than a reactor may: a request whose body is whole leaves its connection as an owned
 //! [`Job`], a worker of the pool runs it, and the answer comes back through the reactor's mailbox. Reading order:
-//! `hand` (from a connection to the pool and back), `pool` (workers), `aside` (reads that wait for the log), then one file
+//! `hand` (from a connection to the pool and back), `pool` (workers), `aside` (what waits for the log), then one file
 //! per call.
 //!
 //! Invariants
@@ -57,6 +57,13 @@ pub struct Job {
     /// Since when it waits for the log.
     pub waits_since: Option<Instant>,
     _reserved: Reserved,
+}
+
+impl Job {
+    /// Whether nobody waits for it any more; what writes is done all the same (`I-PIPE-3`).
+    fn is_abandoned(&self) -> bool {
+        matches!(self.call, PipelineCall::Tails | PipelineCall::Read) && self.asker.is_gone()
+    }
 }
 
 /// What a call may need of its request.

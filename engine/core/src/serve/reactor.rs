@@ -35,6 +35,9 @@ pub const KIND_SHIFT: u32 = 56;
 
 /// A reactor syncs by itself only while a sync is this short.
 const INLINE_SYNC_MAX_US: u64 = 3_000;
+/// How long a stop waits for acknowledgements and the rest, and how much longer for those that the log holds back.
+const STOP_PATIENCE_MS: u64 = 700;
+const STOP_LOG_PATIENCE_MS: u64 = 30_000;
 /// Connections that get their acknowledgements in one round while weak appends are about.
 const ACKS_BESIDE_WEAK: usize = 16;
 /// Rounds of gathering before a reactor commits by itself.
@@ -236,10 +239,7 @@ impl Reactor {
         for event in events {
             let (token, ready) = (event.u64, event.events);
             match token >> KIND_SHIFT {
-                KIND_CONN => {
-                    self.connection_event(token, ready);
-                    continue;
-                }
+                KIND_CONN => self.connection_event(token, ready),
                 KIND_LISTENER => self.accept_all(),
                 KIND_MAILBOX => {
                     self.engine.shard.mailboxes[self.number].clear();
@@ -248,7 +248,7 @@ impl Reactor {
                 }
                 _ => self.upstream_event(token),
             }
-            self.note_served();
+            self.note_cost(token);
         }
     }
 
@@ -493,7 +493,7 @@ impl Reactor {
 
     fn begin_stop(&mut self) {
         self.stopping = true;
-        self.stop_deadline_ms = self.now_ms + 700;
+        self.stop_deadline_ms = self.now_ms + STOP_PATIENCE_MS;
         if std::mem::take(&mut self.listening)
             && let Err(error) = self.epoll.remove(self.listener.descriptor())
         {
@@ -522,8 +522,10 @@ impl Reactor {
         }
     }
 
-    /// Whether nobody is owed an answer any more, or the time for it is up.
+    /// Whether nobody is owed an answer any more, or the time for it is up. A slow disk is waited for, slow clients are not.
     fn may_stop(&self) -> bool {
+        let too_late = self.now_ms >= self.stop_deadline_ms + STOP_LOG_PATIENCE_MS;
+        let waits_for_log = |conn: &Conn| conn.gate_count() > 0 && !too_late;
         let owed = |conn: &Conn| {
             let under_way = match &conn.phase {
                 Phase::Waiting(_)
@@ -536,8 +538,9 @@ impl Reactor {
             };
             under_way || conn.gate_count() > 0 || conn.unsent() > 0
         };
-        self.now_ms >= self.stop_deadline_ms
-            || !self.connections.iter().flatten().any(|conn| owed(conn))
+        let late = self.now_ms >= self.stop_deadline_ms;
+        let mut connections = self.connections.iter().flatten();
+        !connections.any(|conn| waits_for_log(conn) || (!late && owed(conn)))
     }
 
     fn close_everything(&mut self) {

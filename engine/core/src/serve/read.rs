@@ -32,9 +32,7 @@ impl Reactor {
         let stream = engine.find(path)?.ok_or_else(Engine::missing)?;
         let mut reading = engine.reading(&stream);
         engine.check_life(&stream, &mut reading.state, self.wall_ms)?;
-        if reading.state.control_sequence > engine.shard.synced() {
-            return Err(Undone::Wait);
-        }
+        engine.check_final(&reading.state)?;
         let query = read_query(head.query).map_err(Undone::refused)?;
         engine.renew(&stream, &mut reading.state);
         // What fails here fails again below, and is told there.
@@ -188,9 +186,7 @@ impl Reactor {
         let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
         let mut state = stream.lock();
         self.engine.check_life(&stream, &mut state, self.wall_ms)?;
-        if state.control_sequence > self.engine.shard.synced() {
-            return Err(Undone::Wait);
-        }
+        self.engine.check_final(&state)?;
         let tail = self.engine.visible_tail(&state);
         let closed = state.visible.closed;
         let expiry = state
@@ -203,7 +199,7 @@ impl Reactor {
             next: tail,
             up_to_date: true,
             closed,
-            class: state.class,
+            class: state.class_at(self.engine.shard.synced()),
             lasting: false,
         };
         drop(state);

@@ -1,7 +1,8 @@
 //! Turns: what is much at once is done for a few milliseconds of each round, and who is not done goes on in the next one.
 //!
-//! Two lists, both first come, first served. `onward` has those who could go on at once and let others go first: pipelined
-//! requests, large bodies to be looked through, answers and events of many pieces. `waiting` has those whose front request
+//! Lists, each first come, first served. `onward` has those who could go on at once and let others go first: pipelined
+//! requests, large bodies to be looked through, answers and events of many pieces. It is two lists, which are served in
+//! turn: whoever has cost much of late waits for others of that kind, and keeps nobody else waiting. `waiting` has those whose front request
 //! waits for the log: after each of its steps they are looked at in their order, each that there is room for.
 //!
 //! Invariants
@@ -20,10 +21,11 @@ use crate::shard::batch::NotStaged;
 /// else is looked after, and how many of them between looks at the clock.
 const TURN_US: u64 = 5_000;
 const SERVED_PER_LOOK: usize = 4;
-/// Whose requests take longer, of late, lets others go first when the turn is over, even with a single small one. Of one
-/// request so much counts: that this thread itself was held up once makes nobody costly.
+/// Who takes longer, of late, lets others go first when the turn is over, even with a single small request; who takes as
+/// long as this is heavy. Of one time so much counts: that this thread itself was held up makes nobody heavy.
 const COSTLY_US: u64 = 60;
-const COST_MAX_US: u64 = 200;
+const HEAVY_US: u64 = 300;
+const COST_MAX_US: u64 = 400;
 /// A log that has not moved for so long keeps nobody waiting any longer.
 const STUCK_MS: u64 = 30_000;
 /// Some wait for more than the log's steps: they are looked at this often in any case.
@@ -35,7 +37,8 @@ pub struct Turns {
     over: bool,
     /// When the last one was served.
     served_us: u64,
-    onward: VecDeque<u64>,
+    /// The light and the heavy.
+    onward: [VecDeque<u64>; 2],
     waiting: VecDeque<Waits>,
     /// How many of them want room.
     for_room: usize,
@@ -55,7 +58,7 @@ struct Waits {
 
 impl Turns {
     pub fn anybody_goes_on(&self) -> bool {
-        !self.onward.is_empty() || !self.unseen.is_empty()
+        self.going_on() > 0 || !self.unseen.is_empty()
     }
 
     pub fn anybody_waits(&self) -> bool {
@@ -64,7 +67,7 @@ impl Turns {
 
     /// How many have let others go first.
     pub fn going_on(&self) -> usize {
-        self.onward.len()
+        self.onward.iter().map(VecDeque::len).sum()
     }
 }
 
@@ -75,17 +78,23 @@ impl Reactor {
         self.turns.over = false;
     }
 
-    /// Somebody was served. Returns how long that took.
-    pub fn note_served(&mut self) -> u64 {
+    /// Something was done for a connection, or whatever the token names: remembers how long that took, a quarter of it anew
+    /// each time.
+    pub fn note_cost(&mut self, token: u64) {
         let now_us = self.engine.doors.clock.monotonic_us();
         let before_us = std::mem::replace(&mut self.turns.served_us, now_us);
-        now_us.saturating_sub(before_us)
-    }
-
-    /// What a connection has asked for was served: remembers how long that took, a quarter of it anew each time.
-    pub fn note_cost(&mut self, conn: &mut Conn) {
-        let cost_us = self.note_served();
-        conn.cost_us = (3 * conn.cost_us + cost_us.min(COST_MAX_US)) / 4;
+        let cost_us = now_us.saturating_sub(before_us).min(COST_MAX_US);
+        if let Some(Some(conn)) = self.connections.get_mut((token & 0xffff_ffff) as usize)
+            && conn.token == token
+        {
+            let cost_us = (3 * conn.cost_us + cost_us).div_ceil(4);
+            // That it let others go first took no time: what it takes is not known yet.
+            conn.cost_us = if conn.goes_on {
+                cost_us.max(conn.cost_us)
+            } else {
+                cost_us
+            };
+        }
     }
 
     pub fn is_costly(&self, conn: &Conn) -> bool {
@@ -104,7 +113,7 @@ impl Reactor {
 
     /// The same for one of many pieces; where others wait to go on, each has one piece at a time.
     pub fn others_come_first(&mut self, pieces: usize) -> bool {
-        pieces > 0 && !self.turns.onward.is_empty() || self.turn_is_over(0)
+        pieces > 0 && self.turns.going_on() > 0 || self.turn_is_over(0)
     }
 
     /// Has a connection go on in the next round, behind those who have waited for that longer.
@@ -113,29 +122,33 @@ impl Reactor {
             if conn.left != conn.blocked_at {
                 conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
             }
-            self.turns.onward.push_back(conn.token);
+            let heavy = conn.cost_us >= HEAVY_US;
+            self.turns.onward[usize::from(heavy)].push_back(conn.token);
         }
     }
 
-    /// Goes on with the first `count` of those who let others go first, for one turn.
+    /// Goes on with the first `count` of those who let others go first, for one turn: a light one, a heavy one, and so on.
     pub fn go_on(&mut self, count: usize) {
         if count == 0 {
             return;
         }
         self.begin_turn(self.engine.doors.clock.monotonic_us());
-        for served in 1..=count {
-            let Some(token) = self.turns.onward.pop_front() else {
+        for served in 0..count {
+            // Before one is taken: whoever came when it is over would lose its place.
+            if self.turn_is_over(0) {
+                return;
+            }
+            let (first, other) = (served % 2, (served + 1) % 2);
+            let next = self.turns.onward[first].pop_front();
+            let Some(token) = next.or_else(|| self.turns.onward[other].pop_front()) else {
                 return;
             };
             if let Some(mut conn) = self.take(token) {
                 conn.goes_on = false;
                 self.flush(&mut conn);
-                self.note_cost(&mut conn);
                 self.put_back_flushed(conn);
             }
-            if self.turn_is_over(served) {
-                return;
-            }
+            self.note_cost(token);
         }
     }
 

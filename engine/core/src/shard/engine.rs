@@ -41,6 +41,8 @@ pub struct Engine {
     highest_epoch: AtomicU64,
     /// What to add to the monotonic clock.
     steady_origin_ms: u64,
+    /// Done once, when the log has failed.
+    behind_failure: parking_lot::Once,
     pub stopping: AtomicBool,
     /// The server will stop: the control plane is still there, and takes no new waits on itself.
     pub ending: AtomicBool,
@@ -133,6 +135,7 @@ impl Engine {
             cold,
             losses,
             highest_epoch: AtomicU64::new(highest_epoch),
+            behind_failure: parking_lot::Once::new(),
             stopping: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             maintenance: crate::shard::maintain::Maintenance::default(),
@@ -231,7 +234,17 @@ impl Engine {
 
     /// Loads the stream at a path for a reader or writer; deleted and expired ones included.
     pub fn find(&self, path: &str) -> Result<Option<Arc<Stream>>, Undone> {
+        self.look_behind_failure();
         Ok(self.directory.get(path)?)
+    }
+
+    /// Once the log has failed, what nobody may be told of any more no longer hides what was there before it.
+    pub fn look_behind_failure(&self) {
+        if self.shard.failed() {
+            let synced = self.shard.synced();
+            let bring_back = || self.directory.bring_back_lives(synced);
+            self.behind_failure.call_once(bring_back);
+        }
     }
 }
 

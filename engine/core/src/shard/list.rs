@@ -48,6 +48,7 @@ impl Engine {
         after: &str,
         limit: usize,
     ) -> Result<Vec<StreamInfo>, Refusal> {
+        self.look_behind_failure();
         let listed = self.until_done(|| {
             let page = self.list_now(prefix, after, limit)?;
             let mut sequence = page.sequence;
@@ -60,6 +61,7 @@ impl Engine {
             return listed;
         }
         // It failed meanwhile, and what was waited for will not become final.
+        self.look_behind_failure();
         self.until_done(|| {
             let page = self.list_now(prefix, after, limit)?;
             Ok((page.into_streams(limit), Gate::OPEN))

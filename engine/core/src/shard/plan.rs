@@ -210,14 +210,15 @@ impl Reading<'_> {
             (offsets::offset_after(state, losses, end), false)
         };
         let up_to_date = end == visible.tail && !boundary;
+        let class = state.class_at(self.engine.shard.synced());
         Ok(Window {
             start: position,
             end,
             next,
             up_to_date,
             closed: visible.closed && up_to_date,
-            class: state.class,
-            lasting: state.class.waits_for_sync() || end <= state.cold_end(),
+            class,
+            lasting: class.waits_for_sync() || end <= state.cold_end(),
         })
     }
 

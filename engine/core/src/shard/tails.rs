@@ -90,20 +90,27 @@ impl Engine {
     ) -> Result<Option<T>, Undone> {
         let mut state = stream.lock();
         self.end_if_expired(stream, &mut state)?;
-        let gate = self.control_gate(&state);
-        if !gate.is_open() && self.shard.failed() {
-            // What is visible stays readable. Of an end nobody is told that a restart may take back.
-            if state.life == Life::Live && state.was_live(self.shard.synced()) {
-                return Ok(Some(look(&mut state)));
+        match self.check_final(&state) {
+            Ok(()) => Ok((state.life == Life::Live).then(|| look(&mut state))),
+            Err(_) if self.shard.failed() => Err(NotStaged::Failed.into()),
+            Err(undone) => {
+                let gate = self.control_gate(&state);
+                drop(state);
+                self.shard.want(gate);
+                Err(undone)
             }
-            return Err(NotStaged::Failed.into());
         }
-        if !gate.is_open() {
-            drop(state);
-            self.shard.want(gate);
-            return Err(Undone::Wait);
+    }
+
+    /// Whether what a stream is, is final; `Undone::Wait` if not. Behind a log that has failed what is visible stays readable:
+    /// all is told as it was last. Of an end nobody is told that a restart may take back.
+    pub fn check_final(&self, state: &StreamState) -> Result<(), Undone> {
+        let synced = self.shard.synced();
+        let was_last = || self.shard.failed() && state.life == Life::Live && state.was_live(synced);
+        if state.control_sequence <= synced || was_last() {
+            return Ok(());
         }
-        Ok((state.life == Life::Live).then(|| look(&mut state)))
+        Err(Undone::Wait)
     }
 
     fn tail_of(&self, stream: &Stream, state: &StreamState) -> Tail {
@@ -170,6 +177,7 @@ impl Engine {
         after: Option<&str>,
         matches: &dyn Fn(&str) -> Result<bool, Undone>,
     ) -> Result<Matching, Undone> {
+        self.look_behind_failure();
         let behind = after.unwrap_or_default();
         let cached = self.directory.cached_below(prefix);
         let known: HashSet<&str> = cached.iter().map(|stream| &*stream.path).collect();

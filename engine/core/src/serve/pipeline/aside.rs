@@ -1,9 +1,11 @@
-//! Reads of streams that are not final yet: put aside, so that no worker waits with them.
+//! Reads, stages and commits that must wait for the log: put aside, so that no worker waits with them.
 //!
 //! One thread waits for the log on behalf of all, and puts them back into the queue when it has come farther. There they
-//! begin anew, which costs little: a read that has come to something is answered with that, and does not wait.
+//! begin anew: looking through a body of megabytes once more for each step of the log would leave no time for anything else,
+//! so each waits at least as long again as it has waited.
 //!
-//! Invariants: as many are put aside as the queue may hold (`I-PIPE-2`), each for `PATIENCE` at most.
+//! Invariants: as many are put aside as the queue may hold (`I-PIPE-2`), each for `PATIENCE` at most and about as many times
+//! as that can be doubled.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,22 +20,35 @@ use crate::serve::pipeline::pool::{LOOK_AGAIN, Pipeline};
 use crate::shard::engine::Undone;
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest pause between two tries, and the shortest between two looks that found nobody whose time has come.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_millis(2);
 
 #[derive(Default)]
 pub struct Aside {
-    /// With how far the log had come before each was tried.
-    jobs: Mutex<Vec<(Box<Job>, u64)>>,
+    jobs: Mutex<Vec<Tried>>,
     came: Condvar,
 }
 
+struct Tried {
+    job: Box<Job>,
+    /// How far the log had come before.
+    synced: u64,
+    /// Not again before that, and not later than that.
+    again: Instant,
+    until: Instant,
+}
+
 impl Pipeline {
-    /// Takes a read that must wait for the log, which had come to `synced` before it was tried.
+    /// Takes a job that must wait for the log, which had come to `synced` before it was tried.
     pub(super) fn put_aside(&self, mut job: Box<Job>, synced: u64) {
-        let since = *job.waits_since.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        let since = *job.waits_since.get_or_insert(now);
+        let until = since + PATIENCE;
         let mut jobs = self.aside.jobs.lock();
         let refusal = if self.engine.stopping.load(Ordering::Acquire) {
             ErrorCode::ShuttingDown.into()
-        } else if since.elapsed() > PATIENCE {
+        } else if now > until || self.engine.shard.failed() {
             Refusal::with(
                 ErrorCode::ServerBusy,
                 "The log made no progress while the request waited.",
@@ -44,8 +59,14 @@ impl Pipeline {
                 "Too many requests are waiting for the log.",
             )
         } else {
-            jobs.push((job, synced));
+            jobs.push(Tried {
+                job,
+                synced,
+                again: now + (now - since).min(PAUSE_MAX),
+                until,
+            });
             drop(jobs);
+            self.engine.shard.kick();
             self.aside.came.notify_one();
             return;
         };
@@ -63,12 +84,15 @@ impl Pipeline {
             shard.waiters.wait_until(moved, LOOK_AGAIN);
             let now = Instant::now();
             let all = shard.failed() || self.engine.stopping.load(Ordering::Acquire);
-            let ready = |(job, tried): &mut (Box<Job>, u64)| {
-                let late = job.waits_since.is_some_and(|since| now > since + PATIENCE);
-                all || late || job.asker.is_gone() || shard.synced() > *tried
+            let ready = |tried: &mut Tried| {
+                let may_succeed = shard.synced() > tried.synced && now >= tried.again;
+                all || may_succeed || now > tried.until || tried.job.is_abandoned()
             };
             let back: Vec<_> = self.aside.jobs.lock().extract_if(.., ready).collect();
-            self.queue_again(back.into_iter().map(|(job, _)| job));
+            if back.is_empty() {
+                self.rest(now + REST);
+            }
+            self.queue_again(back.into_iter().map(|tried| tried.job));
         }
     }
 
@@ -79,8 +103,8 @@ impl Pipeline {
             if self.stopped() {
                 return None;
             }
-            match jobs.iter().map(|(_, tried)| *tried).min() {
-                Some(tried) => return Some(tried),
+            match jobs.iter().map(|tried| tried.synced).min() {
+                Some(synced) => return Some(synced),
                 None => self.aside.came.wait(&mut jobs),
             }
         }

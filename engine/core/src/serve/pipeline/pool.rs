@@ -1,8 +1,8 @@
-//! The workers of the pipeline paths and of large writes: a bounded queue of jobs and a few threads for either, and a list
-//! of finished ones per reactor.
+//! The workers of the pipeline paths and of large writes: a bounded queue of jobs and a few threads for each lane, and a
+//! list of finished ones per reactor.
 //!
-//! A worker may block: on the disk, on a lock. A write, stage or commit that must wait for the log (`Undone::Wait`) is run
-//! again by its worker after the next commit, for a bounded time; what only reads is put aside meanwhile (`aside`, `waits`).
+//! A worker may block: on the disk, on a lock. A write that must wait for the log (`Undone::Wait`) is run again by its worker
+//! after the next commit, for a bounded time; everything else is put aside meanwhile (`aside`, `waits`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::ErrorCode;
-use crate::limits::{PIPELINE_QUEUE_MAX, WRITE_WORKERS};
+use crate::limits::{PIPELINE_QUEUE_MAX, SMALL_QUESTION_BYTES, WRITE_WORKERS};
 use crate::model::Gate;
 use crate::refusal::Refusal;
 use crate::serve::pipeline::aside::Aside;
@@ -32,7 +32,7 @@ pub struct Pipeline {
     pub engine: Arc<Engine>,
     queue: Mutex<Queue>,
     /// One per lane.
-    ready: [Condvar; 2],
+    ready: [Condvar; LANES],
     /// Rung when the workers shall end, for those who rest.
     stopping: Condvar,
     /// One list per pace.
@@ -43,17 +43,38 @@ pub struct Pipeline {
     finished: Vec<Mutex<Vec<Finished>>>,
 }
 
-/// Who works on a job. Questions and reads may take as long as they like; an append must not wait for them.
+/// Who works on a job. Questions and reads may take as long as they like; an append must not wait for them, and neither a
+/// question about a few streams, which takes no time at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     Pipeline,
     Writes,
+    Questions,
+}
+
+const LANES: usize = 3;
+
+impl Lane {
+    fn of(job: &Job) -> Lane {
+        match job.call {
+            PipelineCall::Write(_) => Lane::Writes,
+            PipelineCall::Tails if is_small_question(&job.request.body) => Lane::Questions,
+            _ => Lane::Pipeline,
+        }
+    }
+}
+
+/// Whether a question is about a few streams that it names: a pattern may match thousands.
+fn is_small_question(body: &[u8]) -> bool {
+    const PATTERN: &[u8] = b"\"pattern\"";
+    body.len() <= SMALL_QUESTION_BYTES
+        && !body.windows(PATTERN.len()).any(|window| window == PATTERN)
 }
 
 #[derive(Default)]
 struct Queue {
     /// One per lane.
-    jobs: [VecDeque<Box<Job>>; 2],
+    jobs: [VecDeque<Box<Job>>; LANES],
     stop: bool,
 }
 
@@ -76,7 +97,7 @@ impl Pipeline {
         Pipeline {
             engine,
             queue: Mutex::default(),
-            ready: [Condvar::new(), Condvar::new()],
+            ready: [const { Condvar::new() }; LANES],
             stopping: Condvar::new(),
             waits: Mutex::default(),
             patterns: Patterns::default(),
@@ -85,20 +106,19 @@ impl Pipeline {
         }
     }
 
-    /// For the pipeline as many as there are cores; two at least, so that one that waits for the log does not stop all.
+    /// For the pipeline as many as there are cores; two at least, so that one that waits for the disk does not stop all.
     pub fn lanes() -> impl Iterator<Item = Lane> {
         let cores = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
         let writes = std::iter::repeat_n(Lane::Writes, WRITE_WORKERS);
-        std::iter::repeat_n(Lane::Pipeline, cores).chain(writes)
+        std::iter::repeat_n(Lane::Pipeline, cores)
+            .chain(writes)
+            .chain([Lane::Questions])
     }
 
     /// Queues a job. If there are too many its connection is told so, the same way as any other answer.
     pub fn submit(&self, job: Box<Job>) {
         let job = {
-            let lane = match job.call {
-                PipelineCall::Write(_) => Lane::Writes,
-                _ => Lane::Pipeline,
-            } as usize;
+            let lane = Lane::of(&job) as usize;
             let mut queue = self.queue.lock();
             if queue.stop || queue.jobs[lane].len() >= PIPELINE_QUEUE_MAX {
                 job
@@ -128,8 +148,8 @@ impl Pipeline {
         while let Some(job) = self.next(lane as usize) {
             let (engine, reactor, conn) = (&self.engine, job.reactor, job.conn);
             let request = &job.request;
-            let reads = matches!(job.call, PipelineCall::Tails | PipelineCall::Read);
-            if reads && job.asker.is_gone() {
+            let synced = engine.shard.synced();
+            if job.is_abandoned() {
                 continue;
             }
             // The body goes before the answer is told of.
@@ -142,21 +162,13 @@ impl Pipeline {
                     drop(job);
                     self.hand_back(reactor, conn, Outcome::Wrote(head, wrote));
                 }
-                PipelineCall::Read => {
-                    let synced = engine.shard.synced();
-                    match run(engine, &job.call, request) {
-                        Err(Undone::Wait) => self.put_aside(job, synced),
-                        outcome => {
-                            drop(job);
-                            self.finish(reactor, conn, outcome);
-                        }
+                call => match run(engine, call, request) {
+                    Err(Undone::Wait) => self.put_aside(job, synced),
+                    outcome => {
+                        drop(job);
+                        self.finish(reactor, conn, outcome);
                     }
-                }
-                call => {
-                    let outcome = self.patiently(|| run(engine, call, request));
-                    drop(job);
-                    self.finish(reactor, conn, outcome);
-                }
+                },
             }
         }
     }
@@ -175,7 +187,7 @@ impl Pipeline {
         }
     }
 
-    /// Queues what has waited for the log, before all others.
+    /// Queues what has waited for the log, behind all others: it may have to wait again.
     pub(super) fn queue_again(&self, jobs: impl Iterator<Item = Box<Job>>) {
         let lane = Lane::Pipeline as usize;
         let mut queue = self.queue.lock();
@@ -183,7 +195,7 @@ impl Pipeline {
             return;
         }
         for job in jobs {
-            queue.jobs[lane].push_front(job);
+            queue.jobs[lane].push_back(job);
             self.engine.metrics.pipeline_queue.add(1);
         }
         drop(queue);
