@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -416,3 +418,37 @@ def test_pipeline_answers_that_nobody_takes_are_bounded(tight: Server, path: str
     api.wait_for_metric("millstream_pipeline_answer_bytes", 0)
     for target, question in large:
         assert pipeline.post(target, question).status == 200
+
+
+def test_answers_of_the_pipeline_take_about_what_they_hold(
+    start_server: Callable[..., Server],
+) -> None:
+    """Clients that ask for as much as they may, and take it: memory that is asked for in vain is not free."""
+    server = start_server()
+    api = Api(server, deadline_s=60)
+    api.put("large", b"", "application/json")
+    records = b"[" + b",".join([b'{"a":1}'] * 1_000_000) + b"]"
+    for _ in range(4):
+        assert api.post("large", records, "application/json").status == 204
+    told = Pipeline(api).tail("large")
+    ranges = [{"stream": "large", "from": told["first"], "to": told["tail"]}]
+    asked = {"ranges": ranges, "max_bytes": 64 * MIB}
+    read = request_bytes("POST", "/v1/read", None, json.dumps(asked).encode())
+    taken = Counter[int]()
+
+    def take() -> None:
+        for _ in range(12):
+            with api.connect() as connection:
+                connection.send(read)
+                head = connection.read_head()
+                taken[head.status] += 1
+                for _ in connection.body_pieces(head):
+                    pass
+
+    clients = [threading.Thread(target=take) for _ in range(8)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join(120)
+    assert taken[200] >= 20, taken
+    assert server.peak_rss_bytes() < ANSWERS_MAX + 200 * MIB

@@ -112,7 +112,9 @@ pub const CONNECTION_FREE_BYTES: usize = 16 * 1024;
 pub const TIGHT_OUTPUT_BYTES: usize = 4 * 1024;
 pub const TIGHT_RECEIVE_BYTES: usize = 2 * 1024;
 /// Memory goes back to the system when the process takes so much more than is held, for so long; again after a pause that grows.
+/// Where it is so much more, no pause is made.
 pub const EBB_MIN_BYTES: u64 = 64 * 1024 * 1024;
+pub const EBB_MUCH_BYTES: u64 = 256 * 1024 * 1024;
 pub const EBB_US: u64 = 2_000_000;
 pub const EBB_PAUSE_US: u64 = 10_000_000;
 pub const EBB_PAUSE_MAX_US: u64 = 320_000_000;

@@ -121,6 +121,11 @@ impl Answer {
     fn body_bytes(&self) -> u64 {
         self.body.iter().map(|piece| piece.len() as u64).sum()
     }
+
+    /// What it takes until it has left.
+    fn memory_len(&self) -> u64 {
+        self.body.iter().map(|piece| piece.capacity() as u64).sum()
+    }
 }
 
 /// Answers that clients have not taken are bounded together, with those that are being made: each is made whole before it

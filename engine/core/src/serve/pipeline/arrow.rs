@@ -27,6 +27,8 @@ use crate::model::{IndexEntry, Offset};
 
 /// Most rows of one batch.
 pub const BATCH_ROWS_MAX: usize = 65_536;
+/// Room for the values of a first batch.
+const FIRST_VALUES_BYTES: usize = 1024 * 1024;
 const ALIGNMENT: usize = 64;
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
@@ -181,6 +183,8 @@ pub struct Encoder {
     epochs: Vec<u8>,
     keys: Texts,
     validity: Validity,
+    /// What the values of the next batch will take, about: as the last one.
+    likely_bytes: usize,
     /// Bytes of closed batches, and of a row beside its texts.
     closed_bytes: usize,
     row_bytes: usize,
@@ -211,6 +215,7 @@ impl Encoder {
             epochs: Vec::new(),
             keys: Texts::default(),
             validity: Validity::default(),
+            likely_bytes: FIRST_VALUES_BYTES,
             closed_bytes: 0,
             row_bytes: 8 * columns.len(),
         };
@@ -262,6 +267,11 @@ impl Encoder {
                 column.reserve(rows * 8 + ALIGNMENT);
             }
         }
+    }
+
+    /// What the values of a batch take, about. Memory that is asked for and not used is not free: others have written to it.
+    pub fn likely_bytes(&self) -> usize {
+        self.likely_bytes
     }
 
     /// Whether all columns come from the index and the bytes as they lie.
@@ -380,6 +390,7 @@ impl Encoder {
         self.total_rows += rows as u64;
         let validity = std::mem::take(&mut self.validity);
         let nulls = validity.nulls;
+        self.likely_bytes = self.values.bytes.len() + self.values.bytes.len() / 16;
         let mut buffers: Vec<Vec<u8>> = Vec::with_capacity(3 * self.columns.len());
         for column in &self.columns {
             let texts = match column {

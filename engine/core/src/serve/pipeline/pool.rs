@@ -235,7 +235,7 @@ impl Pipeline {
     pub fn finish(&self, reactor: usize, conn: u64, outcome: Result<Answer, Undone>) {
         let outcome = match outcome {
             Ok(answer) => {
-                let bytes = answer.body_bytes();
+                let bytes = answer.memory_len();
                 let unsent = Unsent::new(&self.engine.metrics, bytes);
                 Outcome::Answered(answer, unsent)
             }

@@ -250,12 +250,13 @@ impl Walk<'_> {
         }
     }
 
-    /// Makes room for what the range and the window have left, so that buffers grow without being moved. Memory that
-    /// is not written to costs nothing.
+    /// Makes room for what the range, the window and the batch have left, about, so that buffers are seldom moved.
     pub(super) fn expect(&mut self, course: &Course) {
         let ahead = usize::try_from(course.end.saturating_sub(course.position));
         let window = self.read.max_bytes.saturating_sub(self.encoder.bytes());
-        self.encoder.reserve(0, ahead.unwrap_or(window).min(window));
+        let most = ahead.unwrap_or(window).min(window);
+        self.encoder
+            .reserve(0, most.min(self.encoder.likely_bytes()));
     }
 
     fn end_window(&mut self, course: &Course, begins: Offset) {
