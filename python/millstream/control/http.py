@@ -108,8 +108,8 @@ def is_protocol(request: Request) -> bool:
     return path == PROTOCOL_PREFIX or path.startswith(PROTOCOL_PREFIX + "/")
 
 
-async def read_whole_body(receive: Receive) -> Receive:
-    """Takes the body in, within bounds, and gives back a `receive` that tells it again.
+async def read_whole_body(receive: Receive) -> Receive | None:
+    """Takes the body in, within bounds, and gives back a `receive` that tells it again; `None` if the client has left.
 
     All of it is read before anything is answered: an answer to a half-read request is lost when the
     connection closes behind it.
@@ -119,7 +119,7 @@ async def read_whole_body(receive: Receive) -> Receive:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            break
+            return None
         body += message.get("body", b"")
         if len(body) > BODY_BYTES_MAX:
             raise ApiError(
