@@ -16,6 +16,8 @@ from support.server import Server
 
 CALLS = 300
 WAITING_MAX = 64
+LARGE_MAX = 64
+LARGE_BYTES = 64 << 10
 WAIT_MS = 20_000
 DEADLINE_S = 8.0  # well below the wait: what is answered by then has not waited for its end
 
@@ -117,3 +119,22 @@ def test_who_has_only_said_all_is_answered(slow_backup: tuple[Api, str]) -> None
         assert (answer.status, answer.interim) == (200, [100])
         assert answer.json()["state"] == "cancelled"
         assert connection.is_closed_by_server()
+
+
+def test_large_bodies_leave_places_to_short_calls(slow_backup: tuple[Api, str]) -> None:
+    api, place = slow_backup
+    target = "/v1/stream/__ds/subscriptions/s"
+    large = b" " * (LARGE_BYTES + 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(LARGE_MAX):
+            connection = stack.enter_context(api.connect())
+            connection.send(request_bytes("GET", f"{place}?wait_ms={WAIT_MS}", None, large))
+        api.wait_for_metric("millstream_control_waiting", LARGE_MAX)
+        refused = api.call("PUT", target, None, large)
+        assert (refused.status, refused.code) == (503, "control_unavailable")
+        assert "large bodies" in refused.json()["detail"]
+        assert int(refused["retry-after"]) >= 1
+        # Others are answered: this one is wrong, but small enough.
+        assert api.call("PUT", target, None, large[1:]).status == 400
+        assert api.call("GET", "/-/api/streams").status == 200
+    eventually(lambda: api.call("PUT", target, None, large).status == 400, "there is room again")

@@ -13,7 +13,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::error::ErrorCode;
 use crate::limits::{
-    CONNECTION_FREE_BYTES, PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS,
+    CONNECTION_FREE_BYTES, PROXY_CONCURRENT_MAX, PROXY_LARGE_BYTES, PROXY_LARGE_MAX,
+    PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS,
 };
 use crate::refusal::Refusal;
 use crate::serve::budget::{Arriving, Reserved};
@@ -54,6 +55,8 @@ struct Upstream {
     /// Who is to be answered; `None` if it has left.
     conn: Option<u64>,
     request: Vec<u8>,
+    /// Its body is large: those leave most slots to others.
+    large: bool,
     /// The control plane has the body, too, until it has answered.
     _reserved: Reserved,
     sent: usize,
@@ -79,6 +82,11 @@ impl Upstreams {
             entries: Vec::new(),
             next_generation: 1,
         }
+    }
+
+    fn count_large(&self) -> usize {
+        let entries = self.entries.iter().flatten();
+        entries.filter(|entry| entry.large).count()
     }
 
     fn take(&mut self, token: u64) -> Option<Upstream> {
@@ -142,6 +150,12 @@ impl Reactor {
             .socket_path
             .clone()
             .ok_or_else(|| io::Error::other("it is not running"))?;
+        let large = body.len() > PROXY_LARGE_BYTES;
+        if large && self.upstreams.count_large() >= PROXY_LARGE_MAX {
+            return Err(io::Error::other(
+                "too many requests with large bodies are in progress",
+            ));
+        }
         let index = match self.upstreams.entries.iter().position(Option::is_none) {
             Some(index) => index,
             None if self.upstreams.entries.len() >= PROXY_CONCURRENT_MAX => {
@@ -162,6 +176,7 @@ impl Reactor {
             token,
             conn: Some(conn.token),
             request: render_request(head, body),
+            large,
             _reserved: Reserved::of(conn, &self.engine.metrics),
             sent: 0,
             response: Vec::new(),
