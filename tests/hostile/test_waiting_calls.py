@@ -16,6 +16,8 @@ from support.server import Server
 
 CALLS = 300
 WAITING_MAX = 64
+LARGE_MAX = 64
+LARGE_BYTES = 64 << 10
 WAIT_MS = 20_000
 DEADLINE_S = 8.0  # well below the wait: what is answered by then has not waited for its end
 
@@ -82,3 +84,57 @@ def test_waiting_calls_do_not_take_the_slots_of_short_ones(slow_backup: tuple[Ap
     eventually(lambda: api.metric("millstream_control_waiting") == 0, "places are given back")
     answer = api.call("GET", f"{place}?wait_ms=1")
     assert (answer.status, answer.json()["state"]) == (200, "running")
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at-once"])
+def test_who_closes_its_connection_is_not_waited_for(
+    slow_backup: tuple[Api, str], at_once: bool
+) -> None:
+    api, place = slow_backup
+    requests = api.metric("millstream_control_requests_total")
+    connections = [api.connect() for _ in range(WAITING_MAX)]
+    for connection in connections:
+        connection.send(request_bytes("GET", f"{place}?wait_ms={WAIT_MS}"))
+        if at_once:
+            connection.close()
+    if not at_once:
+        api.wait_for_metric("millstream_control_waiting", WAITING_MAX)
+        for connection in connections:
+            connection.close()
+    api.wait_for_metric("millstream_control_requests_total", requests + WAITING_MAX)
+    eventually(lambda: api.metric("millstream_connections") == 1, "the connections are closed")
+    eventually(lambda: api.metric("millstream_control_waiting") == 0, "places are given back")
+
+
+def test_who_has_only_said_all_is_answered(slow_backup: tuple[Api, str]) -> None:
+    api, place = slow_backup
+    with api.connect() as connection:
+        connection.send(request_bytes("GET", f"{place}?wait_ms={WAIT_MS}"))
+        api.wait_for_metric("millstream_control_waiting", 1)
+        connection.socket.shutdown(socket.SHUT_WR)
+        eventually(lambda: answered([connection]) != [], "it is asked whether it is still there")
+        assert api.metric("millstream_control_waiting") == 1
+        api.call("DELETE", place)
+        answer = connection.read_response()
+        assert (answer.status, answer.interim) == (200, [100])
+        assert answer.json()["state"] == "cancelled"
+        assert connection.is_closed_by_server()
+
+
+def test_large_bodies_leave_places_to_short_calls(slow_backup: tuple[Api, str]) -> None:
+    api, place = slow_backup
+    target = "/v1/stream/__ds/subscriptions/s"
+    large = b" " * (LARGE_BYTES + 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(LARGE_MAX):
+            connection = stack.enter_context(api.connect())
+            connection.send(request_bytes("GET", f"{place}?wait_ms={WAIT_MS}", None, large))
+        api.wait_for_metric("millstream_control_waiting", LARGE_MAX)
+        refused = api.call("PUT", target, None, large)
+        assert (refused.status, refused.code) == (503, "control_unavailable")
+        assert "large bodies" in refused.json()["detail"]
+        assert int(refused["retry-after"]) >= 1
+        # Others are answered: this one is wrong, but small enough.
+        assert api.call("PUT", target, None, large[1:]).status == 400
+        assert api.call("GET", "/-/api/streams").status == 200
+    eventually(lambda: api.call("PUT", target, None, large).status == 400, "there is room again")

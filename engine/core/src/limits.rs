@@ -134,6 +134,9 @@ pub const PROXY_RESPONSE_MAX_BYTES: usize = 8 * 1024 * 1024;
 pub const PROXY_TIMEOUT_MS: u64 = 30_000;
 /// Requests under way to the control plane at once.
 pub const PROXY_CONCURRENT_MAX: usize = 256;
+/// Those of them with bodies above so many bytes, which take the control plane longer than all others.
+pub const PROXY_LARGE_MAX: usize = PROXY_CONCURRENT_MAX / 4;
+pub const PROXY_LARGE_BYTES: usize = 64 * 1024;
 /// Bodies of the pipeline paths: questions and commits, and staged rows.
 pub const PIPELINE_REQUEST_MAX_BYTES: usize = 8 * 1024 * 1024;
 pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;

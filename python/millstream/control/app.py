@@ -153,9 +153,10 @@ class Guard:
             await send(message)
 
         try:
-            receive = await read_whole_body(receive)
+            whole = await read_whole_body(receive)
         except ApiError as refusal:
             response = await render_error(request, refusal)
             await response(scope, receive, guarded_send)
             return
-        await self._app(scope, receive, guarded_send)
+        if whole is not None:
+            await self._app(scope, whole, guarded_send)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from millstream.control.limits import BODY_BYTES_MAX
+from millstream.control.limits import BODY_BYTES_MAX, JSON_INTEGER_CHARS_MAX, JSON_VALUES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,8 +108,8 @@ def is_protocol(request: Request) -> bool:
     return path == PROTOCOL_PREFIX or path.startswith(PROTOCOL_PREFIX + "/")
 
 
-async def read_whole_body(receive: Receive) -> Receive:
-    """Takes the body in, within bounds, and gives back a `receive` that tells it again.
+async def read_whole_body(receive: Receive) -> Receive | None:
+    """Takes the body in, within bounds, and gives back a `receive` that tells it again; `None` if the client has left.
 
     All of it is read before anything is answered: an answer to a half-read request is lost when the
     connection closes behind it.
@@ -119,7 +119,7 @@ async def read_whole_body(receive: Receive) -> Receive:
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            break
+            return None
         body += message.get("body", b"")
         if len(body) > BODY_BYTES_MAX:
             raise ApiError(
@@ -142,16 +142,50 @@ async def read_whole_body(receive: Receive) -> Receive:
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:
-    """The request's JSON object; an empty body counts as an empty object."""
+    """The request's JSON object; an empty body counts as an empty object.
+
+    Everybody else waits while a body is parsed, on whatever thread, so only what takes milliseconds is begun.
+    """
     body = await request.body()
     code = "INVALID_REQUEST" if is_protocol(request) else "bad_request"
     try:
-        value = json.loads(body) if body else {}
+        text = body.decode(json.detect_encoding(body), "surrogatepass")
+        if _has_too_many_values(text):
+            raise ApiError(
+                400,
+                code,
+                f"the body has more than {JSON_VALUES_MAX} values",
+                "split the request into several",
+            )
+        value = json.loads(text, parse_int=_integer) if body else {}
     except (ValueError, RecursionError) as error:
         raise ApiError(400, code, "the body is not valid JSON") from error
     if not isinstance(value, dict):
         raise ApiError(400, code, "the body must be a JSON object")
     return value
+
+
+def _has_too_many_values(text: str) -> bool:
+    """Whether a JSON text has more values than are parsed: each stands behind one of three characters."""
+    if _count_marks(text) <= JSON_VALUES_MAX:
+        return False
+    # The names of streams may have such characters, too. What is valid has at most two strings behind each mark that
+    # counts; with more quotes there is nothing to be looked at.
+    bare = text.replace(r"\\", "").replace(r"\"", "")
+    if bare.count('"') > 4 * (JSON_VALUES_MAX + 1):
+        return True
+    return _count_marks("".join(bare.split('"')[::2])) > JSON_VALUES_MAX
+
+
+def _count_marks(text: str) -> int:
+    return sum(map(text.count, ",[{"))
+
+
+def _integer(text: str) -> int:
+    """A whole number. Making one takes the square of its length, and no field has a long one."""
+    if len(text) > JSON_INTEGER_CHARS_MAX:
+        raise ValueError("too long for an integer")
+    return int(text)
 
 
 def base_url(request: Request, bound_host: str, public_url: str | None) -> str:

@@ -13,6 +13,10 @@ BODY_BYTES_MAX: Final = 1 << 20
 LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1000
 CONCURRENT_REQUESTS_MAX: Final = 1024
+# Values of a JSON body, which take far more time than its bytes. The largest call that is allowed is 10,000 acks (below)
+# with three each: the object and its two fields.
+JSON_VALUES_MAX: Final = 40_000
+JSON_INTEGER_CHARS_MAX: Final = 40
 
 # Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a listing
 # to be made, for a turn to change subscriptions, for a large view of one to be made. Their sum stays below what one network thread forwards (256), so that short calls get through.

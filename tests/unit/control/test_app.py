@@ -62,12 +62,12 @@ class Control:
     """The application as the engine reaches it: one request per connection."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
 
     def call(self, method: str, target: str, body: Any = None, **headers: str) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        connection = UnixConnection(self._path)
+        connection = UnixConnection(self.path)
         try:
             connection.request(method, target, data, {"Host": HOST, "Connection": "close", **named})
             response = connection.getresponse()
@@ -312,6 +312,21 @@ def test_a_body_beyond_the_limit_is_refused(control: Control) -> None:
     assert fits.status == 400
     answer = control.call("PUT", SUBSCRIPTIONS + "s", b" " * (BODY_BYTES_MAX + 1))
     assert (answer.status, answer.error) == (413, "payload_too_large")
+
+
+def test_a_request_that_its_sender_gave_up_is_not_performed(
+    engine: Engine, control: Control
+) -> None:
+    engine.create("wake", "application/json")
+    assert control.call("PUT", SUBSCRIPTIONS + "s", pull()).status == 201
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(control.path)
+        head = f"DELETE {SUBSCRIPTIONS}s HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 9\r\n\r\n"
+        connection.sendall(head.encode() + b"half")
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(10.0)
+        assert connection.recv(1) == b""
+    assert control.call("GET", SUBSCRIPTIONS + "s").status == 200
 
 
 @pytest.mark.parametrize("name", ["%0a", "x" * 257, "%ed%a0%80"])

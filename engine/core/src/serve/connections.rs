@@ -217,6 +217,7 @@ impl Reactor {
                 self.pipeline.hasten(asker);
                 self.probe(conn);
             }
+            Phase::Proxied => self.probe(conn),
             // An event stream ends behind its event: that is for the sending to see.
             _ => {}
         }

@@ -1,13 +1,20 @@
 //! The way to the control plane: a request goes whole over a private unix socket, its answer comes back whole.
 //!
 //! Bounded in size, number and time; what has arrived counts as held for its client (`budget`). The reactor never waits: an upstream is one more socket in its epoll.
+//!
+//! Invariants
+//! - `I-PROXY-1` A request has its slot, and its body counts, until the control plane has closed its side or its time is
+//!   up, also when the client has left: the control plane is shown the end of its input, and closes when it comes to it. If
+//!   leaving alone gave the slot back, clients that come and go could queue any number of requests there. What goes on
+//!   behind a closed side has bounds of its own (`control/lanes.py`).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::error::ErrorCode;
 use crate::limits::{
-    CONNECTION_FREE_BYTES, PROXY_CONCURRENT_MAX, PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS,
+    CONNECTION_FREE_BYTES, PROXY_CONCURRENT_MAX, PROXY_LARGE_BYTES, PROXY_LARGE_MAX,
+    PROXY_RESPONSE_MAX_BYTES, PROXY_TIMEOUT_MS,
 };
 use crate::refusal::Refusal;
 use crate::serve::budget::{Arriving, Reserved};
@@ -45,8 +52,11 @@ pub struct Upstreams {
 struct Upstream {
     socket: OwnedFd,
     token: u64,
-    conn: u64,
+    /// Who is to be answered; `None` if it has left.
+    conn: Option<u64>,
     request: Vec<u8>,
+    /// Its body is large: those leave most slots to others.
+    large: bool,
     /// The control plane has the body, too, until it has answered.
     _reserved: Reserved,
     sent: usize,
@@ -72,6 +82,11 @@ impl Upstreams {
             entries: Vec::new(),
             next_generation: 1,
         }
+    }
+
+    fn count_large(&self) -> usize {
+        let entries = self.entries.iter().flatten();
+        entries.filter(|entry| entry.large).count()
     }
 
     fn take(&mut self, token: u64) -> Option<Upstream> {
@@ -107,6 +122,9 @@ impl Reactor {
             Ok(()) => {
                 self.engine.metrics.control_requests.add(1);
                 conn.phase = Phase::Proxied;
+                if conn.half_closed {
+                    self.probe(conn);
+                }
                 Flow::Done
             }
             Err(error) => {
@@ -132,6 +150,12 @@ impl Reactor {
             .socket_path
             .clone()
             .ok_or_else(|| io::Error::other("it is not running"))?;
+        let large = body.len() > PROXY_LARGE_BYTES;
+        if large && self.upstreams.count_large() >= PROXY_LARGE_MAX {
+            return Err(io::Error::other(
+                "too many requests with large bodies are in progress",
+            ));
+        }
         let index = match self.upstreams.entries.iter().position(Option::is_none) {
             Some(index) => index,
             None if self.upstreams.entries.len() >= PROXY_CONCURRENT_MAX => {
@@ -150,8 +174,9 @@ impl Reactor {
             socket,
             deadline_ms: self.now_ms + PROXY_TIMEOUT_MS,
             token,
-            conn: conn.token,
+            conn: Some(conn.token),
             request: render_request(head, body),
+            large,
             _reserved: Reserved::of(conn, &self.engine.metrics),
             sent: 0,
             response: Vec::new(),
@@ -215,6 +240,7 @@ impl Reactor {
         loop {
             match sys::receive(fd, &mut self.piece) {
                 Ok(0) => return Ok(Exchanged::Everything),
+                Ok(_) if upstream.conn.is_none() => {}
                 Ok(count) if upstream.response.len() + count > PROXY_RESPONSE_MAX_BYTES => {
                     return Err(io::Error::other("its response is too long"));
                 }
@@ -234,7 +260,7 @@ impl Reactor {
     }
 
     fn deliver(&mut self, upstream: Upstream) {
-        let Some(mut conn) = self.take(upstream.conn) else {
+        let Some(mut conn) = upstream.conn.and_then(|token| self.take(token)) else {
             return;
         };
         let reply = Reply {
@@ -257,7 +283,7 @@ impl Reactor {
     }
 
     fn deliver_refusal(&mut self, upstream: &Upstream, refusal: Refusal) {
-        let Some(mut conn) = self.take(upstream.conn) else {
+        let Some(mut conn) = upstream.conn.and_then(|token| self.take(token)) else {
             return;
         };
         let reply = Reply {
@@ -290,17 +316,33 @@ impl Reactor {
         self.deliver_refusal(&upstream, ErrorCode::ControlTimeout.into());
     }
 
-    /// The client has left: its request is not waited for any more.
+    /// The client has left: what has not been sent of its request is not sent any more, and nobody waits for the answer.
     pub fn forget_upstream(&mut self, conn: u64) {
         let found = self
             .upstreams
             .entries
             .iter()
             .flatten()
-            .find(|entry| entry.conn == conn)
+            .find(|entry| entry.conn == Some(conn))
             .map(|entry| entry.token);
-        if let Some(token) = found {
-            drop(self.upstreams.take(token));
+        let Some(mut upstream) = found.and_then(|token| self.upstreams.take(token)) else {
+            return;
+        };
+        if upstream.sent == 0 {
+            return; // The control plane has nothing of it.
+        }
+        upstream.conn = None;
+        upstream.request = Vec::new();
+        upstream.response = Vec::new();
+        upstream.arriving = Arriving::new(&self.engine.metrics);
+        let fd = upstream.socket.as_raw_fd();
+        sys::shutdown_write(fd);
+        if self
+            .epoll
+            .modify(fd, libc::EPOLLIN as u32, upstream.token)
+            .is_ok()
+        {
+            self.upstreams.put(upstream);
         }
     }
 }
