@@ -314,29 +314,24 @@ impl Directory {
         }
     }
 
-    /// Gives paths back to streams whose end never became final, if those that took their place did not either.
-    pub fn bring_back_lives(&self, synced: u64) {
+    /// Streams whose end never became final and whose path another has that did not either: what a path showed last.
+    pub fn hidden_lives(&self, synced: u64) -> HashMap<Box<str>, Arc<Stream>> {
+        let mut hidden = HashMap::new();
         for slot in &self.by_id {
             let lives: Vec<_> = slot.lock().values().map(Arc::clone).collect();
             for life in lives
                 .into_iter()
                 .filter(|life| life.lock().was_live(synced))
             {
-                let hides = |current: &Arc<Stream>| {
+                let current = self.in_memory_at(&life.path);
+                if current.is_some_and(|current| {
                     current.id != life.id && !current.lock().was_live(synced)
-                };
-                let Some(current) = self.in_memory_at(&life.path).filter(hides) else {
-                    continue;
-                };
-                let mut paths = self.path_slot(&life.path).lock();
-                if paths
-                    .get(&*life.path)
-                    .is_some_and(|found| found.0.id == current.id)
-                {
-                    paths.replace(ByPath(life));
+                }) {
+                    hidden.insert(life.path.clone(), life);
                 }
             }
         }
+        hidden
     }
 
     /// Forgets a purged stream, once the catalog has.

@@ -29,7 +29,7 @@ impl Reactor {
 
     fn try_get(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Result<Flow, Undone> {
         let engine = Arc::clone(&self.engine);
-        let stream = engine.find(path)?.ok_or_else(Engine::missing)?;
+        let stream = engine.find_to_read(path)?.ok_or_else(Engine::missing)?;
         let mut reading = engine.reading(&stream);
         engine.check_life(&stream, &mut reading.state, self.wall_ms)?;
         engine.check_final(&reading.state)?;
@@ -183,7 +183,10 @@ impl Reactor {
     }
 
     fn try_head(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str) -> Result<(), Undone> {
-        let stream = self.engine.find(path)?.ok_or_else(Engine::missing)?;
+        let stream = self
+            .engine
+            .find_to_read(path)?
+            .ok_or_else(Engine::missing)?;
         let mut state = stream.lock();
         self.engine.check_life(&stream, &mut state, self.wall_ms)?;
         self.engine.check_final(&state)?;

@@ -3,9 +3,10 @@
 //! `serve` calls it from reactor threads, the Python handle from blocking callers, simulation directly.
 
 use crate::report;
+use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::codec::{FRAME_HEADER_BYTES, Frame, FrameKind};
@@ -41,8 +42,8 @@ pub struct Engine {
     highest_epoch: AtomicU64,
     /// What to add to the monotonic clock.
     steady_origin_ms: u64,
-    /// Done once, when the log has failed.
-    behind_failure: parking_lot::Once,
+    /// Made once, when the log has failed.
+    hidden_lives: OnceLock<HashMap<Box<str>, Arc<Stream>>>,
     pub stopping: AtomicBool,
     /// The server will stop: the control plane is still there, and takes no new waits on itself.
     pub ending: AtomicBool,
@@ -135,7 +136,7 @@ impl Engine {
             cold,
             losses,
             highest_epoch: AtomicU64::new(highest_epoch),
-            behind_failure: parking_lot::Once::new(),
+            hidden_lives: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             maintenance: crate::shard::maintain::Maintenance::default(),
@@ -234,17 +235,24 @@ impl Engine {
 
     /// Loads the stream at a path for a reader or writer; deleted and expired ones included.
     pub fn find(&self, path: &str) -> Result<Option<Arc<Stream>>, Undone> {
-        self.look_behind_failure();
         Ok(self.directory.get(path)?)
     }
 
-    /// Once the log has failed, what nobody may be told of any more no longer hides what was there before it.
-    pub fn look_behind_failure(&self) {
-        if self.shard.failed() {
-            let synced = self.shard.synced();
-            let bring_back = || self.directory.bring_back_lives(synced);
-            self.behind_failure.call_once(bring_back);
+    /// The same for who only reads.
+    pub fn find_to_read(&self, path: &str) -> Result<Option<Arc<Stream>>, Undone> {
+        Ok(self.find(path)?.map(|stream| self.as_told_last(stream)))
+    }
+
+    /// Once the log has failed, what nobody may be told of any more does not hide what was there before it.
+    pub fn as_told_last(&self, stream: Arc<Stream>) -> Arc<Stream> {
+        if !self.shard.failed() {
+            return stream;
         }
+        let synced = self.shard.synced();
+        let hidden = self
+            .hidden_lives
+            .get_or_init(|| self.directory.hidden_lives(synced));
+        hidden.get(&*stream.path).map_or(stream, Arc::clone)
     }
 }
 

@@ -48,7 +48,6 @@ impl Engine {
         after: &str,
         limit: usize,
     ) -> Result<Vec<StreamInfo>, Refusal> {
-        self.look_behind_failure();
         let listed = self.until_done(|| {
             let page = self.list_now(prefix, after, limit)?;
             let mut sequence = page.sequence;
@@ -61,7 +60,6 @@ impl Engine {
             return listed;
         }
         // It failed meanwhile, and what was waited for will not become final.
-        self.look_behind_failure();
         self.until_done(|| {
             let page = self.list_now(prefix, after, limit)?;
             Ok((page.into_streams(limit), Gate::OPEN))
@@ -114,6 +112,7 @@ impl Engine {
 
     /// Puts a stream that is there onto a page; returns whether it is.
     fn describe(&self, stream: &Arc<Stream>, page: &mut Page) -> bool {
+        let stream = self.as_told_last(Arc::clone(stream));
         let state = stream.lock();
         let (failed, synced) = (self.shard.failed(), self.shard.synced());
         let there = if failed {

@@ -177,14 +177,13 @@ impl Engine {
         after: Option<&str>,
         matches: &dyn Fn(&str) -> Result<bool, Undone>,
     ) -> Result<Matching, Undone> {
-        self.look_behind_failure();
         let behind = after.unwrap_or_default();
         let cached = self.directory.cached_below(prefix);
         let known: HashSet<&str> = cached.iter().map(|stream| &*stream.path).collect();
         let mut streams = Vec::new();
         for stream in &cached {
             if *stream.path > *behind && !stream.is_reserved() && matches(&stream.path)? {
-                streams.push(Arc::clone(stream));
+                streams.push(self.as_told_last(Arc::clone(stream)));
             }
         }
         let mut count = 0;
@@ -232,7 +231,7 @@ impl Engine {
                 continue;
             }
             self.end_expired(&stream.path)?;
-            there.extend(self.directory.get(&stream.path)?);
+            there.extend(self.find_to_read(&stream.path)?);
         }
         Ok(Matching {
             streams: there,

@@ -412,7 +412,7 @@ pub fn evaluate(
         Which::Named(named) => {
             for (number, asked) in named.iter().enumerate() {
                 evaluated.looks.push_back(Look {
-                    stream: engine.find(&asked.name)?,
+                    stream: engine.find_to_read(&asked.name)?,
                     asked: Some(number),
                 });
             }
@@ -456,7 +456,7 @@ fn changed_named(
         let changed = news.changed(&asked.name, since);
         // One that was created again and is not visible yet is no news.
         if changed.is_some()
-            || (news.removed(&asked.name, since) && engine.find(&asked.name)?.is_none())
+            || (news.removed(&asked.name, since) && engine.find_to_read(&asked.name)?.is_none())
         {
             evaluated.looks.push_back(Look {
                 stream: changed.cloned(),
