@@ -13,7 +13,6 @@
 //!   A question or a read that nobody waits for any more does not begin.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::error::ErrorCode;
 use crate::limits::{
@@ -54,8 +53,7 @@ pub struct Job {
     pub reactor: usize,
     pub conn: u64,
     pub asker: Arc<Asker>,
-    /// Since when it waits for the log.
-    pub waits_since: Option<Instant>,
+    pub waited: Option<aside::Waited>,
     _reserved: Reserved,
 }
 

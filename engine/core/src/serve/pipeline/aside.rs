@@ -2,7 +2,8 @@
 //!
 //! One thread waits for the log on behalf of all, and puts them back into the queue when it has come farther. There they
 //! begin anew: looking through a body of megabytes once more for each step of the log would leave no time for anything else,
-//! so each waits at least as long again as it has waited.
+//! so each waits at least as long again as it has waited. What waits for room waits for a checkpoint, which is no step of
+//! the log: it is tried again after a while in any case.
 //!
 //! Invariants: as many are put aside as the queue may hold (`I-PIPE-2`), each for `PATIENCE` at most and about as many times
 //! as that can be doubled.
@@ -30,12 +31,20 @@ pub struct Aside {
     came: Condvar,
 }
 
+/// Since when a job waits for the log, and how far that had come before it was tried last.
+#[derive(Clone, Copy)]
+pub struct Waited {
+    since: Instant,
+    synced: u64,
+}
+
 struct Tried {
     job: Box<Job>,
     /// How far the log had come before.
     synced: u64,
-    /// Not again before that, and not later than that.
+    /// Not again before that, if the log moves; again then, if it does not; and not later than that.
     again: Instant,
+    anyway: Instant,
     until: Instant,
 }
 
@@ -43,8 +52,11 @@ impl Pipeline {
     /// Takes a job that must wait for the log, which had come to `synced` before it was tried.
     pub(super) fn put_aside(&self, mut job: Box<Job>, synced: u64) {
         let now = Instant::now();
-        let since = *job.waits_since.get_or_insert(now);
-        let until = since + PATIENCE;
+        let waited = *job.waited.get_or_insert(Waited { since: now, synced });
+        let until = waited.since + PATIENCE;
+        let pause = (now - waited.since).min(PAUSE_MAX);
+        let moved = waited.synced < synced;
+        job.waited = Some(Waited { synced, ..waited });
         let mut jobs = self.aside.jobs.lock();
         let refusal = if self.engine.stopping.load(Ordering::Acquire) {
             ErrorCode::ShuttingDown.into()
@@ -62,7 +74,8 @@ impl Pipeline {
             jobs.push(Tried {
                 job,
                 synced,
-                again: now + (now - since).min(PAUSE_MAX),
+                again: if moved { now + pause } else { now },
+                anyway: now + pause.max(LOOK_AGAIN),
                 until,
             });
             drop(jobs);
@@ -85,7 +98,8 @@ impl Pipeline {
             let now = Instant::now();
             let all = shard.failed() || self.engine.stopping.load(Ordering::Acquire);
             let ready = |tried: &mut Tried| {
-                let may_succeed = shard.synced() > tried.synced && now >= tried.again;
+                let moved = shard.synced() > tried.synced && now >= tried.again;
+                let may_succeed = moved || now >= tried.anyway;
                 all || may_succeed || now > tried.until || tried.job.is_abandoned()
             };
             let back: Vec<_> = self.aside.jobs.lock().extract_if(.., ready).collect();

@@ -43,7 +43,7 @@ impl Reactor {
             reactor: self.number,
             conn: conn.token,
             asker: Arc::clone(&asker),
-            waits_since: None,
+            waited: None,
             _reserved: Reserved::of(conn, &self.engine.metrics),
         };
         conn.job = Some((Box::new(job), body.len()));
