@@ -49,6 +49,7 @@ class ObjectStore:
                 [
                     Path(sys.executable).with_name("weed"), "server", f"-dir={folder}", "-ip=127.0.0.1",
                     "-ip.bind=127.0.0.1", *flags, "-filer", "-s3", f"-s3.config={folder / 's3.json'}",
+                    "-s3.port.iceberg=0", "-s3.port.lance=0",
                     "-volume.max=8", "-master.volumeSizeLimitMB=64",
                 ],
                 cwd=folder, stdout=log, stderr=subprocess.STDOUT,
