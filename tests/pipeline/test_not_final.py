@@ -46,6 +46,17 @@ def has_answer(connection: Connection) -> bool:
     return bool(select.select([connection.socket], [], [], 0)[0])
 
 
+def sender(api: Api, stack: contextlib.ExitStack) -> Callable[[bytes], Connection]:
+    """Sends each request on a connection of its own."""
+
+    def send(request: bytes) -> Connection:
+        connection = stack.enter_context(api.connect())
+        connection.send(request)
+        return connection
+
+    return send
+
+
 def question(body: dict[str, Any]) -> bytes:
     return request_bytes("POST", "/v1/tails", None, json.dumps(body).encode())
 
@@ -61,12 +72,7 @@ def test_streams_that_are_not_final_hold_up_no_questions_about_others(slow_log: 
     gone, kept = pipeline.tail("gone"), pipeline.tail("kept")
     deletes = api.metric("millstream_streams_deleted_total")
     with contextlib.ExitStack() as stack:
-
-        def send(request: bytes) -> Connection:
-            connection = stack.enter_context(api.connect())
-            connection.send(request)
-            return connection
-
+        send = sender(api, stack)
         writer = send(request_bytes("DELETE", Api.target("gone")))
         api.wait_for_metric("millstream_streams_deleted_total", deletes + 1)
         named = [send(question({"streams": ["gone", "kept"]})) for _ in range(QUESTIONS)]
@@ -96,12 +102,7 @@ def test_stages_for_a_stream_that_is_not_final_hold_up_nobody(slow_log: Api) -> 
     kept = pipeline.tail("kept")
     creates = api.metric("millstream_streams_created_total")
     with contextlib.ExitStack() as stack:
-
-        def send(request: bytes) -> Connection:
-            connection = stack.enter_context(api.connect())
-            connection.send(request)
-            return connection
-
+        send = sender(api, stack)
         writer = send(request_bytes("PUT", Api.target("new"), TEXT))
         api.wait_for_metric("millstream_streams_created_total", creates + 1)
         rows = rows_body([("new", b"x")])

@@ -98,6 +98,10 @@ pub const INLINE_COMMIT_MAX_BYTES: usize = 1024 * 1024;
 /// Files kept open by the cold store.
 pub const OPEN_FILES_MAX: usize = 256;
 
+/// How long anything waits for the log: then it is refused, and a stop goes on without it.
+pub const LOG_PATIENCE_MS: u64 = 30_000;
+pub const LOG_PATIENCE: Duration = Duration::from_millis(LOG_PATIENCE_MS);
+
 /// One read from a socket.
 pub const RECEIVE_BYTES: usize = 256 * 1024;
 /// One piece of a body on its way to a socket.

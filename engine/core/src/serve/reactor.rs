@@ -9,7 +9,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::ErrorCode;
-use crate::limits::{EVENTS_MAX, INLINE_COMMIT_MAX_BYTES, RECEIVE_BYTES, SEND_PIECE_BYTES};
+use crate::limits::{
+    EVENTS_MAX, INLINE_COMMIT_MAX_BYTES, LOG_PATIENCE_MS, RECEIVE_BYTES, SEND_PIECE_BYTES,
+};
 use crate::model::StreamId;
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::events::Piece;
@@ -35,9 +37,8 @@ pub const KIND_SHIFT: u32 = 56;
 
 /// A reactor syncs by itself only while a sync is this short.
 const INLINE_SYNC_MAX_US: u64 = 3_000;
-/// How long a stop waits for acknowledgements and the rest, and how much longer for those that the log holds back.
+/// How long a stop waits for acknowledgements and the rest; for those that the log holds back as long as anything does.
 const STOP_PATIENCE_MS: u64 = 700;
-const STOP_LOG_PATIENCE_MS: u64 = 30_000;
 /// Connections that get their acknowledgements in one round while weak appends are about.
 const ACKS_BESIDE_WEAK: usize = 16;
 /// Rounds of gathering before a reactor commits by itself.
@@ -524,7 +525,7 @@ impl Reactor {
 
     /// Whether nobody is owed an answer any more, or the time for it is up. A slow disk is waited for, slow clients are not.
     fn may_stop(&self) -> bool {
-        let too_late = self.now_ms >= self.stop_deadline_ms + STOP_LOG_PATIENCE_MS;
+        let too_late = self.now_ms >= self.stop_deadline_ms + LOG_PATIENCE_MS;
         let waits_for_log = |conn: &Conn| conn.gate_count() > 0 && !too_late;
         let owed = |conn: &Conn| {
             let under_way = match &conn.phase {

@@ -3,7 +3,7 @@
 use crate::error::ErrorCode;
 use crate::io::wanted;
 use crate::limits::{
-    CONNECTION_FREE_BYTES, COSTLY_BODY_BYTES, HEAD_MAX_BYTES, LARGE_WRITE_BYTES,
+    CONNECTION_FREE_BYTES, COSTLY_BODY_BYTES, HEAD_MAX_BYTES, LARGE_WRITE_BYTES, LOG_PATIENCE_MS,
     PIPELINE_REQUEST_MAX_BYTES, PROXY_REQUEST_MAX_BYTES, STAGE_REQUEST_MAX_BYTES,
 };
 use crate::refusal::Refusal;
@@ -24,8 +24,6 @@ use crate::shard::engine::Undone;
 const BODY_RESERVE_BYTES: usize = CONNECTION_FREE_BYTES;
 /// Slower bodies run out of time.
 const BODY_MIN_BYTES_PER_MS: u64 = 64;
-/// A request that the log or the disk keeps waiting for longer is refused.
-const WAIT_MAX_MS: u64 = 30_000;
 
 impl Reactor {
     /// Handles what is there: straight from the receive buffer where nothing is kept, else from the input.
@@ -384,7 +382,7 @@ impl Reactor {
         if conn.waiting_since_ms == 0 {
             conn.waiting_since_ms = self.now_ms;
         }
-        self.now_ms - conn.waiting_since_ms > WAIT_MAX_MS
+        self.now_ms - conn.waiting_since_ms > LOG_PATIENCE_MS
     }
 
     /// When a body must be there: a fixed time, and more for every byte that has come. Counted from its start,

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use crate::limits::COSTLY_BODY_BYTES;
+use crate::limits::{COSTLY_BODY_BYTES, LOG_PATIENCE_MS};
 use crate::serve::conn::{Conn, Phase};
 use crate::serve::reactor::Reactor;
 use crate::shard::batch::NotStaged;
@@ -26,8 +26,6 @@ const SERVED_PER_LOOK: usize = 4;
 const COSTLY_US: u64 = 60;
 const HEAVY_US: u64 = 300;
 const COST_MAX_US: u64 = 400;
-/// A log that has not moved for so long keeps nobody waiting any longer.
-const STUCK_MS: u64 = 30_000;
 /// Some wait for more than the log's steps: they are looked at this often in any case.
 const LOOK_AGAIN_MS: u64 = 20;
 
@@ -215,7 +213,7 @@ impl Reactor {
     }
 
     fn log_is_stuck(&self) -> bool {
-        self.now_ms - self.turns.moved_ms > STUCK_MS
+        self.now_ms - self.turns.moved_ms > LOG_PATIENCE_MS
     }
 
     /// Whether the open batch may take about so many bytes more; without any, whoever waits does so for something else.

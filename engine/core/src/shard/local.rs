@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::ErrorCode;
+use crate::limits::LOG_PATIENCE;
 use crate::model::{Class, ContentType, Gate, Media, Offset};
 use crate::refusal::Refusal;
 use crate::shard::adopt::{CommitRequest, Committed};
@@ -19,8 +20,6 @@ use crate::stream::handle::Stream;
 use crate::stream::json;
 use crate::stream::lifecycle::CreateRequest;
 use crate::stream::offsets::Gap;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A read's answer as HTTP would give it.
 pub struct LocalRead {
@@ -48,7 +47,7 @@ impl Engine {
                 }
                 Err(Undone::Wait) => {
                     if self.doors.clock.monotonic_us().saturating_sub(started_us)
-                        > PATIENCE.as_micros() as u64
+                        > LOG_PATIENCE.as_micros() as u64
                     {
                         return Err(ErrorCode::ServerBusy.into());
                     }
@@ -63,7 +62,7 @@ impl Engine {
     }
 
     fn acknowledged(&self, gate: Gate) -> Result<(), Refusal> {
-        if gate.is_open() || self.shard.wait_for(gate, PATIENCE) {
+        if gate.is_open() || self.shard.wait_for(gate, LOG_PATIENCE) {
             return Ok(());
         }
         Err(ErrorCode::OutcomeUnknown.into())

@@ -5,7 +5,7 @@
 //! so each waits at least as long again as it has waited. What waits for room waits for a checkpoint, which is no step of
 //! the log: it is tried again after a while in any case.
 //!
-//! Invariants: as many are put aside as the queue may hold (`I-PIPE-2`), each for `PATIENCE` at most and about as many times
+//! Invariants: as many are put aside as the queue may hold (`I-PIPE-2`), each for `LOG_PATIENCE` at most and about as many times
 //! as that can be doubled.
 
 use std::sync::atomic::Ordering;
@@ -14,13 +14,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::ErrorCode;
-use crate::limits::PIPELINE_QUEUE_MAX;
+use crate::limits::{LOG_PATIENCE, PIPELINE_QUEUE_MAX};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::Job;
 use crate::serve::pipeline::pool::{LOOK_AGAIN, Pipeline};
 use crate::shard::engine::Undone;
 
-const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest pause between two tries, and the shortest between two looks that found nobody whose time has come.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_millis(2);
@@ -53,7 +52,7 @@ impl Pipeline {
     pub(super) fn put_aside(&self, mut job: Box<Job>, synced: u64) {
         let now = Instant::now();
         let waited = *job.waited.get_or_insert(Waited { since: now, synced });
-        let until = waited.since + PATIENCE;
+        let until = waited.since + LOG_PATIENCE;
         let pause = (now - waited.since).min(PAUSE_MAX);
         let moved = waited.synced < synced;
         job.waited = Some(Waited { synced, ..waited });

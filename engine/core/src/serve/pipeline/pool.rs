@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::ErrorCode;
-use crate::limits::{PIPELINE_QUEUE_MAX, SMALL_QUESTION_BYTES, WRITE_WORKERS};
+use crate::limits::{LOG_PATIENCE_MS, PIPELINE_QUEUE_MAX, SMALL_QUESTION_BYTES, WRITE_WORKERS};
 use crate::model::Gate;
 use crate::refusal::Refusal;
 use crate::serve::pipeline::aside::Aside;
@@ -23,8 +23,6 @@ use crate::serve::pipeline::{Answer, Job, Unsent, run};
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
-/// How long a job may wait for the log.
-const PATIENCE_US: u64 = 30_000_000;
 /// The log is looked at again at least this often.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -217,7 +215,7 @@ impl Pipeline {
             if self.engine.stopping.load(Ordering::Acquire) {
                 return Err(Undone::refused(ErrorCode::ShuttingDown));
             }
-            if shard.failed() || waited_us > PATIENCE_US {
+            if shard.failed() || waited_us > 1000 * LOG_PATIENCE_MS {
                 let refusal = Refusal::with(
                     ErrorCode::ServerBusy,
                     "The log made no progress while the request waited.",

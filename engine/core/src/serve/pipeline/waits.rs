@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::ErrorCode;
-use crate::limits::{PATTERN_PATIENCE, PATTERN_SEARCH_MAX, PATTERN_TURN, PATTERN_TURN_GROWTH};
+use crate::limits::{
+    LOG_PATIENCE, PATTERN_PATIENCE, PATTERN_SEARCH_MAX, PATTERN_TURN, PATTERN_TURN_GROWTH,
+};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::news::News;
 use crate::serve::pipeline::patterns::Turn;
@@ -35,8 +37,6 @@ const REST_MIN: Duration = Duration::from_millis(3);
 const REST_MAX: Duration = Duration::from_millis(500);
 /// No further turn begins in a look that has taken this long; the next look goes on there.
 const LOOK_MAX: Duration = Duration::from_millis(100);
-/// How long a question may wait for the log.
-const LOG_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Which questions a thread looks at.
 #[derive(Clone, Copy, PartialEq, Eq)]
