@@ -14,13 +14,16 @@ import pytest
 
 pytest.register_assert_rewrite("support", "clients.javascript_expected")
 
-from support.http import Api  # noqa: E402 - rewriting must be registered first
+from support import forking  # noqa: E402 - rewriting must be registered first
+from support.http import Api  # noqa: E402
 from support.many_streams import delete_all  # noqa: E402
 from support.server import Server  # noqa: E402
 
 # Nothing may depend on local time being UTC: tests, their servers and their JVMs run elsewhere, off the full hour.
 os.environ.setdefault("TZ", "Asia/Kathmandu")
 time.tzset()
+# Tests start a thousand Python processes, and Spark one for every query: each would compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SYNC_DELAY = "MILLSTREAM_FAULT_SYNC_DELAY_MS"
 SPARK_TESTS = Path(__file__).resolve().parent / "spark"
@@ -40,6 +43,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--durability-report", type=Path, help="write what the crash tests lost to this JSON file"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_full(config):
+        os.environ["MILLSTREAM_TEST_FULL"] = "1"  # support.server starts its servers otherwise then
+
+
+def pytest_unconfigure() -> None:
+    forking.close()
 
 
 def chosen(path: Path, config: pytest.Config) -> bool:

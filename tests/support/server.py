@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from support.forking import Forked, fork_server_for
 from support.http import Connection
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -40,6 +41,12 @@ def binary() -> Path:
     return Path(named) if named else ROOT / ".venv" / "bin" / "millstream"
 
 
+def from_commands() -> bool:
+    """Another build than the one in .venv, and the full counts, are started as a shell would start them."""
+    full = os.environ.get("MILLSTREAM_TEST_FULL", "") not in ("", "0")
+    return full or "MILLSTREAM_TEST_BINARY" in os.environ
+
+
 class ServerError(AssertionError):
     """The process did not do what a healthy server does; carries what it printed."""
 
@@ -49,6 +56,7 @@ class Server:
 
     `settings` are passed as MILLSTREAM_* variables, so every line of the settings table can be set.
     With `working_dir` the server starts there and gets no `--data-dir`: it chooses its own.
+    With `from_command` it is started as a shell would, not forked from one that has loaded everything.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class Server:
         files_max: int | None = None,
         before_exec: Callable[[], None] | None = None,
         deadline_s: float = START_DEADLINE_S,
+        from_command: bool = False,
     ) -> None:
         self.data_dir = data_dir
         self.working_dir = working_dir
@@ -70,6 +79,7 @@ class Server:
         self.environment = dict(environment or {})
         self.files_max = files_max
         self.before_exec = before_exec
+        self.from_command = from_command or from_commands()
         self.start_seconds = 0.0
         self.url = ""
         self.port = 0
@@ -86,14 +96,13 @@ class Server:
             place += ["--data-dir", str(self.data_dir)]
         return [str(binary()), "serve", *place, *self.flags]
 
-    def _spawn(self, deadline_s: float) -> subprocess.Popen[str]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MILLSTREAM_")}
-        for name, value in self.settings.items():
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            environment[f"MILLSTREAM_{name.upper()}"] = text
-        environment.update(self.environment)
-        began = time.monotonic()
-        process = subprocess.Popen(
+    def _start_process(self, environment: dict[str, str]) -> subprocess.Popen[str] | Forked:
+        if not (self.from_command or self.files_max or self.before_exec):
+            forks = fork_server_for(environment)
+            if forks is not None:
+                where = str(self.working_dir or Path.cwd())
+                return Forked(forks, self._command(), environment, where)
+        return subprocess.Popen(
             self._command(),
             env=environment,
             cwd=self.working_dir,
@@ -105,6 +114,15 @@ class Server:
             start_new_session=True,
             preexec_fn=self._before_exec,
         )
+
+    def _spawn(self, deadline_s: float) -> subprocess.Popen[str] | Forked:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MILLSTREAM_")}
+        for name, value in self.settings.items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            environment[f"MILLSTREAM_{name.upper()}"] = text
+        environment.update(self.environment)
+        began = time.monotonic()
+        process = self._start_process(environment)
         self._ended_on_purpose = False
         listening = threading.Event()
         self._reader = threading.Thread(
@@ -133,7 +151,9 @@ class Server:
         if self.before_exec is not None:
             self.before_exec()
 
-    def _read_output(self, process: subprocess.Popen[str], listening: threading.Event) -> None:
+    def _read_output(
+        self, process: subprocess.Popen[str] | Forked, listening: threading.Event
+    ) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             with self._logged:
@@ -144,7 +164,7 @@ class Server:
                 self.url, self.port = found["url"], int(found["port"])
                 listening.set()
 
-    def _close_output(self, process: subprocess.Popen[str]) -> None:
+    def _close_output(self, process: subprocess.Popen[str] | Forked) -> None:
         self._reader.join(STOP_DEADLINE_S)
         if process.stdout is not None:
             process.stdout.close()
