@@ -13,7 +13,7 @@ NUMBER_TEXTS = [
     "3.4028236e38", "1e39", "123456789012345678901234567890", "0.1234567890123456789",
     '"1"', '"1.5"', '""', '" "', '"abc"', "true", "false", "null", "[]", "[1]", "{}", '{"a":1}',
     "NaN", '"NaN"', "Infinity", '"Infinity"', "-Infinity", '"-Infinity"', '"+INF"', '"-INF"', '"INF"',
-    "+1", "01", "1.", ".5", "1e", "--1", "0x10", "1_000", "1,000", "tru", "nul", "TRUE", "None",
+    "-INF", "+Infinity", "-INFx", "1" * 400, "+1", "01", "1.", ".5", "1e", "--1", "0x10", "1_000", "1,000", "tru", "nul", "TRUE", "None",
 ]  # fmt: skip
 STRINGS = "t string, o boolean, n binary"
 STRING_TEXTS = [
@@ -21,8 +21,8 @@ STRING_TEXTS = [
     '"\\ude00x"', '"\\u0000"', '"a\\qb"', '"\\u12"', '"tab\tinside"', '"unended', "'single'", "'it\\'s'",
     "true", "false", "null", "1", "1.0", "1.10", "1e2", "1e10", "1e-5", "0.001", "0.00012", "-0.0", "1234567.0",
     "12345678.5", "-12", "123456789012345678901234567890", "[]", "[1,2]", '[ 1 , "a" , null ]', "{}",
-    '{"a" : 1 , "b":[true,{"c":null}]}', '{"x":1.50,"y":"q\\u0001\\n"}', '"YWJj"', '"YWI="', '"YW"', '"Y W"', '"!!"',
-    "NaN", "Infinity",
+    '{"a" : 1 , "b":[true,{"c":null}]}', '{"x":1.50,"y":"q\\u0001\\n"}', '"YWJj"', '"YWI="', '"YW"', '"Y"', '"YW="', '"YQ==YQ=="', '" YWJj YWJj"', '"Y W"', '"!!"',
+    "NaN", "Infinity", '["😀"]', "['it\\'s \"']",
 ]  # fmt: skip
 TIMES = "a date, z timestamp, w timestamp_ntz"
 TIME_TEXTS = [

@@ -18,6 +18,9 @@ def numbered(array: pa.Array) -> Any:
         fields = [numbered(array.field(index)) for index in range(kind.num_fields)]
         names = [field.name for field in kind]
         return pa.StructArray.from_arrays(fields, names=names, mask=array.is_null())
+    if pa.types.is_map(kind):
+        items = numbered(array.items)
+        return pa.MapArray.from_arrays(array.offsets, array.keys, items, mask=array.is_null())
     if pa.types.is_list(kind):
         values = numbered(array.values)
         return pa.ListArray.from_arrays(array.offsets, values, mask=array.is_null())

@@ -1,6 +1,6 @@
-"""JSON values without Spark: the three ways agree, bad records stay alone, and cost no more than themselves.
+"""JSON values without Spark: both ways agree, bad records stay alone, and cost no more than themselves.
 
-That both agree with Spark's `from_json` is tested in tests/spark/test_json.py.
+That they agree with Spark's `from_json` is tested in tests/spark/test_json.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import RecordMalformed
-from millstream.spark.json.columns import Columns, Decoded
+from millstream.spark.json.blocks import Blocks
 from millstream.spark.json.convert import RecordConverter, java_double
 from millstream.spark.json.decoder import Decoder, JsonForm
 from support.json_cases import CASES
@@ -42,21 +42,8 @@ def decoder(mode: str = "PERMISSIVE", kind: pa.StructType = KIND) -> Decoder:
 
 def careful(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
     alone = decoder(kind=kind)
-    alone._block_schema = None
-    alone._columns.decode = (
-        lambda texts: Decoded(  # type: ignore[method-assign]
-            [pa.nulls(len(texts), field.type) for field in list(kind)[:-1]],
-            {},
-            set(range(len(texts))),
-        )
-    )
+    alone._blocks.decode = lambda _: None  # type: ignore[method-assign]
     return comparable(alone.decode(pa.array(values, pa.binary()))[0])
-
-
-def by_columns(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
-    no_blocks = decoder(kind=kind)
-    no_blocks._block_schema = None
-    return comparable(no_blocks.decode(pa.array(values, pa.binary()))[0])
 
 
 def decoded(values: list[bytes], kind: pa.StructType = KIND) -> list[Any]:
@@ -83,7 +70,6 @@ records = st.dictionaries(st.sampled_from([field.name for field in KIND] + ["oth
 def test_both_paths_give_the_same(rows: list[dict[str, Any]]) -> None:
     values = [json.dumps(row, ensure_ascii=len(row) % 2 == 0).encode() for row in rows]
     assert decoded(values) == careful(values)
-    assert by_columns(values) == careful(values)
 
 
 WIDE = pa.struct(
@@ -146,48 +132,46 @@ def test_the_block_path_is_used_for_good_records() -> None:
     prices = b'{"p":12.34,"q":"0.5","r":7,"k":1}'
     for kind, record in ((KIND, good), (FLAT, prices)):
         values = pa.array([record] * 100, pa.binary())
-        assert decoder(kind=kind)._block(values) is not None
+        assert decoder(kind=kind)._blocks.decode(values) is not None
         assert decoded([record] * 100, kind) == careful([record] * 100, kind)
 
 
-def test_a_block_with_bad_records_is_parsed_once_more_and_the_bad_ones_alone_with_care(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    good = b'{"i":%d,"t":"x","z":"2026-11-16T02:03:04Z"}'
-    odd = {3: b'{"i":"no"}', 5: b'{"z":"2026-02-30T00:00:00Z"}', 7: b'{"t":3}'}
-    values = [odd.get(index % 10) or good % index for index in range(2000)]
-    blocks, alone = [], []
-    block, row = Decoder._block, RecordConverter.row
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[bytes]]:
+    """How many records each block had that was parsed, and which ones were looked at one by one."""
+    blocks: list[int] = []
+    alone: list[bytes] = []
+    block, row = Blocks.decode, RecordConverter.row
     monkeypatch.setattr(
-        Decoder, "_block", lambda self, found: blocks.append(found) or block(self, found)
+        Blocks, "decode", lambda self, found: blocks.append(len(found)) or block(self, found)
     )
     monkeypatch.setattr(
         RecordConverter, "row", lambda self, data: alone.append(data) or row(self, data)
     )
+    return blocks, alone
+
+
+def test_a_block_with_bad_records_is_parsed_once_more_and_each_record_once_with_care(
+    work: tuple[list[int], list[bytes]],
+) -> None:
+    good = b'{"i":%d,"t":"x","z":"2026-11-16T02:03:04Z"}'
+    odd = {3: b'{"i":"no"}', 5: b'{"z":"2026-02-30T00:00:00Z"}', 7: b'{"t":3}'}
+    values = [odd.get(index % 10) or good % index for index in range(2000)]
     decoder().decode(pa.array(values, pa.binary()))
-    assert [len(found) for found in blocks] == [
-        2000,
-        1600,
-    ]  # all of them, and those that do not look odd
-    # A text of something else has to be written as Java writes it; a plain value that does not fit is known to be null.
-    assert alone == [b'{"t":3}'] * 200
+    # All of them, and those that do not look odd. Among these is a day that does not exist.
+    assert work == ([2000, 1600], values)
 
 
 @pytest.mark.parametrize(
     "odd", [b'{"i":"no"}', b'{"t":"a","l" : true}', b'{"s":[1]}', b'{"i":7', b"[]", b" null", b""]
 )
 def test_records_that_look_odd_cost_no_more_than_themselves(
-    monkeypatch: pytest.MonkeyPatch, odd: bytes
+    work: tuple[list[int], list[bytes]], odd: bytes
 ) -> None:
     good = [b'{"i":%d,"t":"x"}' % index for index in range(1000)]
     values = [odd if index % 100 == 50 else text for index, text in enumerate(good)]
-    by_columns: list[int] = []
-    decode = Columns.decode
-    monkeypatch.setattr(
-        Columns, "decode", lambda self, texts: by_columns.append(len(texts)) or decode(self, texts)
-    )
     made = decoder().decode(pa.array(values, pa.binary()))[0].to_pylist()
-    assert by_columns == [10]
+    assert work == ([1000, 990], [odd] * 10)
     assert [row and row["i"] for row in made if row != made[50]] == [
         index for index in range(1000) if index % 100 != 50
     ]

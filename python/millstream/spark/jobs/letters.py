@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.spark.json.columns import put
-from millstream.spark.json.decoder import Decoder, JsonForm
+from millstream.spark.json.decoder import Decoder, JsonForm, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,18 +60,16 @@ class Reopened:
         decoder = Decoder(self._form, kind)
         for batch in batches:
             letters = batch.column("value")
-            values, _ = decoder.decode(_texts(letters))
             foreign = letters.field(CORRUPT)
             is_letter = foreign.is_null()
-            if foreign.null_count < len(foreign):
-                rows = pc.indices_nonzero(foreign.is_valid()).to_pylist()
-                values = put(values, rows, pa.array([_about(foreign[row]) for row in rows], kind))
+            values, _ = decoder.decode(_texts(letters.filter(is_letter)))
+            others = pa.array([_about(found) for found in foreign.drop_null()], kind)
             columns = {
                 name: pc.if_else(is_letter, letters.field(name), batch.column(name))
                 for name in ("stream", "offset", "timestamp")
             }
             columns["attempt"] = pc.if_else(is_letter, letters.field("attempt"), 0)
-            columns["value"] = values
+            columns["value"] = merged(values, others, foreign.is_valid())
             arrays = [columns[field.name].cast(field.type) for field in self._schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from millstream.errors import OptionInvalid
-from millstream.spark.json.decoder import DECIMAL_DIGITS
+from millstream.spark.json.blocks import DECIMAL_DIGITS
 
 
 def _as_ddl(text: str) -> str:

@@ -1,134 +1,64 @@
 """Why a record does not fit its schema: which field, and what is there instead.
 
-Where it sits: in `decoder.py`, for the records that turned out to be bad, and only where somebody asks for the reason (`REASONS_TYPE`).
-It decides nothing: where the field is not known, each one is decoded alone, by the converter that decides for whole records, until one
-of them fails.
+Where it sits: `convert.py` says where the fault is; `decoder.py` asks for the reason in words, and only where a corrupt-record
+column wants one (`REASONS_TYPE`).
 
-Invariants:
-- I-EXP-1  A record that the converter calls corrupt has a reason; the field is named if the fault is inside one.
-- I-EXP-2  It costs nothing while records fit.
+Invariant I-REA-1: every corrupt record has a reason; the field is named if the fault is inside one.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from millstream.spark.json.convert import RecordConverter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 REASONS_TYPE: Final = "struct<record:string,bytes:binary,reason:string,field:string,detail:string>"
 """A corrupt-record column that wants to know why."""
-NOT_JSON: Final = "not_json"
-NOT_AN_OBJECT: Final = "not_an_object"
-WRONG_TYPE: Final = "wrong_type"
-MISSING: Final = "missing"
 SHOWN_CHARACTERS: Final = 100
 
 
-class Reason(NamedTuple):
-    reason: str
-    field: str | None
-    detail: str
+class Fault(NamedTuple):
+    """What is wrong with a record."""
+
+    path: tuple[str, ...] = ()
+    """The innermost field of nested objects that does not fit; of no length if it is the record."""
+    missing: bool = False
+    """The field has to be there, but is null or not there."""
 
 
-class Explainer:
-    """Says why records of one schema are bad."""
-
-    def __init__(self, fields: Sequence[pa.Field], required: Iterable[str], time_zone: str) -> None:
-        self._required = list(required)
-        self._converter = cache(lambda kind: RecordConverter(kind, time_zone))
-        self._nothing = self._converter(pa.struct([]))
-        self._kinds = {field.name: field.type for field in fields}
-        self._alone = [(field, self._converter(pa.struct([field]))) for field in fields]
-
-    def entry(self, data: bytes, field: str | None = None) -> dict[str, Any]:
-        """The corrupt-record column of one record: its text, or its bytes where they are no text.
-
-        `field` is the one to blame in a record that is fine otherwise, if that is known.
-        """
-        found = self.why(data) if field is None else self._reason(field, data)
-        text: str | None = None
-        with suppress(UnicodeDecodeError):
-            text = data.decode()
-        entry = {"record": text, "bytes": data if text is None else None}
-        return {**entry, **found._asdict()}
-
-    def _reason(self, name: str, data: bytes) -> Reason:
-        try:
-            value = json.loads(data).get(name)
-        except (ValueError, RecursionError, AttributeError):
-            return self.why(data)
-        return _missing(name) if value is None else _wrong_type(value, name, self._kinds[name])
-
-    def why(self, data: bytes) -> Reason:
-        if self._nothing.row(data).corrupt or not data.strip():
-            return _not_an_object(data)
-        values: dict[str, Any] = {}
-        for field, converter in self._alone:
-            row = converter.row(data)
-            if row.corrupt:
-                return self._inside(field, data)
-            values |= row.values or {}
-        for name in self._required:
-            if values.get(name) is None:
-                return _missing(name)
-        return Reason(NOT_JSON, None, "the record is damaged behind its last field")
-
-    def _is_bad(self, kind: pa.StructType, data: bytes) -> bool:
-        return bool(self._converter(kind).row(data).corrupt)
-
-    def _inside(self, field: pa.Field, data: bytes) -> Reason:
-        """The innermost field of nested objects that is bad by itself."""
-        path, wrap, kind = [field.name], field.with_type, field.type
-        while pa.types.is_struct(kind) and not self._is_bad(pa.struct([wrap(pa.struct([]))]), data):
-            for inner in kind:
-                narrowed = wrap(pa.struct([inner]))
-                if self._is_bad(pa.struct([narrowed]), data):
-                    path.append(inner.name)
-                    wrap = _deeper(wrap, inner)
-                    kind = inner.type
-                    break
-            else:
-                break
-        return _wrong_type(_at(data, path), ".".join(path), kind)
+def entry(data: bytes, fault: Fault, kind: pa.StructType) -> dict[str, Any]:
+    """The corrupt-record column of one record: its text, or its bytes where they are no text."""
+    text = data.decode("utf-8", "replace")
+    is_text = text.encode() == data
+    reason, detail = _reason(text, fault, kind)
+    return {
+        "record": text if is_text else None,
+        "bytes": None if is_text else data,
+        "reason": reason,
+        "field": ".".join(fault.path) if fault.path else None,
+        "detail": detail,
+    }
 
 
-def _missing(name: str) -> Reason:
-    return Reason(MISSING, name, f"`{name}` is null or not there")
-
-
-def _wrong_type(value: Any, name: str, kind: pa.DataType) -> Reason:
-    found = "what is there" if value is None else _cut(json.dumps(value, ensure_ascii=False))
-    return Reason(WRONG_TYPE, name, f"{found} is not {_name(kind)}")
-
-
-def _deeper(wrap: Any, inner: pa.Field) -> Any:
-    return lambda kind: wrap(pa.struct([inner.with_type(kind)]))
-
-
-def _not_an_object(data: bytes) -> Reason:
+def _reason(text: str, fault: Fault, kind: pa.DataType) -> tuple[str, str]:
+    if fault.missing:
+        return "missing", f"`{fault.path[0]}` is null or not there"
+    value, problem = None, ""
     try:
-        json.loads(data)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Reason(NOT_JSON, None, str(error))
-    return Reason(NOT_AN_OBJECT, None, f"{_cut(data.decode().strip())} is not a JSON object")
-
-
-def _at(data: bytes, path: list[str]) -> Any:
-    try:
-        value = json.loads(data)
-        for name in path:
-            value = value[name]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return None
-    return value
+        problem = str(error)
+    if not fault.path:
+        if not problem and not isinstance(value, dict):
+            return "not_an_object", f"{_cut(text.strip())} is not a JSON object"
+        return "not_json", problem or "the record is damaged"
+    for name in fault.path:
+        value = value.get(name) if isinstance(value, dict) else None
+        kind = kind.field(name).type
+    found = "what is there" if value is None else _cut(json.dumps(value, ensure_ascii=False))
+    return "wrong_type", f"{found} is not {_name(kind)}"
 
 
 def _cut(text: str) -> str:

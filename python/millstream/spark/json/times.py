@@ -17,6 +17,8 @@ from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 MICROS_PER_DAY: Final = 86_400_000_000
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001
+_MICROSECOND: Final = timedelta(microseconds=1)
 _DATE: Final = re.compile(
     r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL
 )
@@ -58,6 +60,7 @@ def micros(text: str, zone: str, *, local: bool) -> int | None:
     return None if shift is None else wall - shift
 
 
+@lru_cache(maxsize=4096)
 def days_of(year: int, month: int, day: int) -> int | None:
     """Days since 1970 in the Gregorian calendar, for any year; None if there is no such day."""
     last = 28 + isleap(year) if month == 2 else 31 - (month in (4, 6, 9, 11))
@@ -85,7 +88,7 @@ def zone_shift_micros(name: str, wall: int) -> int | None:
         return None
     # Outside the years that Python knows, the rule of the nearest one has to do.
     low, high = -62_135_510_400_000_000, 253_402_214_400_000_000
-    moment = datetime(1970, 1, 1) + timedelta(microseconds=min(max(wall, low), high))  # noqa: DTZ001
+    moment = _EPOCH + min(max(wall, low), high) * _MICROSECOND
     shift = moment.replace(tzinfo=zone).utcoffset()
     return None if shift is None else round(shift.total_seconds() * 1_000_000)
 

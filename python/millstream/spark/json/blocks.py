@@ -1,0 +1,175 @@
+"""Whole blocks of records by Arrow's parser, for types where what it accepts is certainly what Spark gives.
+
+Where it sits: called by `decoder.py`, which decodes record by record what is refused here: a number in a string field, a key
+twice, a value out of range, a type that the parser cannot be trusted with.
+
+Invariant I-BLO-1: a block is refused, or all of its records are as `convert.py` makes them, but for those said to be in doubt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+DECIMAL_DIGITS: Final = 38
+PATTERN_MAX: Final = 20_000
+"""Longer ones would not fit into the memory of the matcher."""
+_NOTHING: Final = r"^\z."
+_OBJECT: Final = r"^[ \t\r]*\{"
+_ISO_DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_ISO_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$"
+_NO_ZONE: Final = r"^(.{10}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?)$"
+_BEGINS: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
+    (pa.types.is_boolean, "tf"), (pa.types.is_decimal, '"0-9-'), (pa.types.is_list, r"\["), (pa.types.is_nested, "{"),
+    (pa.types.is_integer, "0-9-"), (pa.types.is_floating, "0-9-"), (lambda _: True, '"'),
+)  # fmt: skip
+"""What values begin with, by type."""
+
+
+class _Refused(Exception):  # noqa: N818 - it is no error
+    """A value needs a closer look."""
+
+
+class Blocks:
+    """Decodes blocks of records with these fields."""
+
+    def __init__(self, fields: list[pa.Field], time_zone: str) -> None:
+        self._fields = fields
+        self._utc = time_zone in ("UTC", "Z", "GMT")
+        self._odd_values = _odd_values(fields)
+        carriers = [(field, _carrier(field.type)) for field in fields]
+        self.trusted = all(carrier is not None for _, carrier in carriers)
+        if self.trusted:
+            schema = pa.schema([field.with_type(carrier) for field, carrier in carriers])
+            self._options = pj.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            )
+
+    def odd(self, values: pa.BinaryArray) -> pa.BooleanArray:
+        """Records that had better be left out: those that look as if they do not fit. Nothing is decided by it."""
+        whole = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
+        # Not in one pattern with the begin: it would take four times as long.
+        odd = pc.match_substring_regex(values, self._odd_values)
+        return pc.fill_null(pc.or_(odd, pc.invert(whole)), True)
+
+    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.BooleanArray] | None:
+        """The columns of a block, and which of its records are in doubt; None if there may be more of them."""
+        count = len(values)
+        if not self.trusted or values.null_count:
+            return None
+        doubts = pa.repeat(pa.scalar(False), count)
+        if count == 0:
+            return [pa.nulls(0, field.type) for field in self._fields], doubts
+        try:
+            text = values.cast(pa.string())  # refuses what is not UTF-8
+            # A `null` is no row of nulls in Spark, and Arrow's parser crashes where a block begins with one. A line
+            # break inside a record would make two lines of it.
+            if not pc.all(pc.match_substring_regex(text, _OBJECT)).as_py():
+                return None
+            if b"\n" in text.buffers()[2].to_pybytes():
+                return None
+            lines = pc.binary_join(
+                pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), text), "\n"
+            )
+            data = lines[0].as_buffer()
+            table = pj.read_json(
+                pa.BufferReader(data),
+                read_options=pj.ReadOptions(use_threads=False, block_size=data.size + 1024),
+                parse_options=self._options,
+            )
+            if table.num_rows != count:
+                return None
+            columns = []
+            for field in self._fields:
+                column = _in_one(table.column(field.name))
+                if _is_iso(field.type):
+                    column, odd = self._iso(column, field.type)
+                    doubts = pc.or_(doubts, odd)
+                _check(column)
+                columns.append(column.cast(field.type))
+            return columns, doubts
+        except (pa.ArrowInvalid, _Refused):
+            return None
+
+    def _iso(self, texts: pa.StringArray, kind: pa.DataType) -> tuple[pa.Array, pa.BooleanArray]:
+        """Dates or times in forms of ISO 8601, and which texts have another."""
+        form = _ISO_DATE if pa.types.is_date(kind) else _ISO_TIME
+        fits = pc.match_substring_regex(texts, form)
+        if self._utc and fits.false_count and not pa.types.is_date(kind):
+            texts = pc.replace_substring_regex(texts, _NO_ZONE, r"\1Z")
+            fits = pc.match_substring_regex(texts, form)
+        odd = pc.fill_null(pc.invert(fits), False)
+        return pc.if_else(
+            odd, pa.scalar(None, pa.string()), texts
+        ) if odd.true_count else texts, odd
+
+
+def _odd_values(fields: Iterable[pa.Field]) -> str:
+    """A pattern of records in which a value of these fields begins as its type does not."""
+    names: dict[str, list[str]] = {}
+    for field in fields:
+        name = re.escape(json.dumps(field.name, ensure_ascii=False))
+        begins = next(begins for fits, begins in _BEGINS if fits(field.type))
+        names.setdefault(begins, []).append(name)
+    values = (rf"(?:{'|'.join(found)})\s*:\s*[^n\s{begin}]" for begin, found in names.items())
+    found = "|".join(values) or _NOTHING
+    return found if len(found) <= PATTERN_MAX else _NOTHING
+
+
+def _is_iso(kind: pa.DataType) -> bool:
+    """Whether texts of ISO 8601 can become this type without a closer look."""
+    return pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None)
+
+
+def _carrier(kind: pa.DataType, *, top: bool = True) -> pa.DataType | None:
+    """What the block parser reads a type as; None if it cannot be trusted with it."""
+    types = pa.types
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_float64(kind):
+        # A byte has a wider range in Java's parser than in Arrow's.
+        return None if types.is_int8(kind) else kind
+    if types.is_string(kind):
+        return kind
+    if types.is_decimal(kind):
+        # Digits as many as the type has, shifted by its scale: Arrow wraps around where that is too much.
+        if kind.precision + kind.scale <= DECIMAL_DIGITS:
+            return kind
+        return pa.decimal256(kind.precision, kind.scale) if top else None
+    if top and _is_iso(kind):
+        return pa.string()
+    if types.is_list(kind):
+        inner = _carrier(kind.value_type, top=False)
+        return None if inner is None else pa.list_(kind.value_field.with_type(inner))
+    if types.is_struct(kind):
+        fields = [(field, _carrier(field.type, top=False)) for field in kind]
+        if any(inner is None for _, inner in fields):
+            return None
+        return pa.struct([field.with_type(inner) for field, inner in fields])
+    return None
+
+
+def _in_one(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
+
+
+def _check(array: pa.Array) -> None:
+    """What the block parser takes and Spark does not, or takes for something else."""
+    kind = array.type
+    if pa.types.is_list(kind):
+        _check(array.flatten())
+    elif pa.types.is_struct(kind):
+        for field in array.flatten():
+            _check(field)
+    elif pa.types.is_decimal(kind):
+        array.validate(full=True)  # it lets an integer have more digits than the type
+    elif pa.types.is_floating(kind):
+        # Arrow makes -0.0 of the integer -0 too, Spark only of a fraction: the text has to decide.
+        zeros = array.filter(pc.equal(array, 0.0))
+        if len(zeros) and pc.any(pc.less(pc.divide(1.0, zeros), 0.0)).as_py():
+            raise _Refused
