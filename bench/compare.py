@@ -109,16 +109,17 @@ def measure(options: argparse.Namespace, data_root: Path) -> list[dict[str, Any]
         for cell in cells.CELLS:
             if cell.group not in options.only:
                 continue
-            for kind in order:
-                baseline = options.baseline is not None
-                if options.bounded and not bounds.names(cell.name, kind.name, baseline=baseline):
-                    continue
-                keep(
-                    cells.run_cell(
-                        cell, kind, data_root, options.seconds, warmup, options.quiet_wait
-                    ),
-                    repetition,
-                )
+            baseline = options.baseline is not None
+            chosen = [
+                kind
+                for kind in order
+                if not options.bounded or bounds.names(cell.name, kind.name, baseline=baseline)
+            ]
+            for group in groups(chosen, in_turns=cell.fits_in_turns):
+                for record in cells.run_cell(
+                    cell, group, data_root, options.seconds, warmup, options.quiet_wait
+                ):
+                    keep(record, repetition)
         if "creates" in options.only:
             for kind in order:
                 if kind.name in ("millstream", bounds.BASELINE):
@@ -127,6 +128,14 @@ def measure(options: argparse.Namespace, data_root: Path) -> list[dict[str, Any]
             for kind in order:
                 keep(cells.run_idle(kind, data_root), repetition)
     return records
+
+
+def groups(order: list[Kind], *, in_turns: bool) -> list[list[Kind]]:
+    """Which servers run together: the two builds of Millstream if they can take turns, each other one alone."""
+    builds = [kind for kind in order if kind.name in ("millstream", bounds.BASELINE)]
+    if not in_turns or len(builds) < 2:
+        return [[kind] for kind in order]
+    return [builds, *([kind] for kind in order if kind not in builds)]
 
 
 def result_folder(options: argparse.Namespace, started: datetime) -> Path:

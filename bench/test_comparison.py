@@ -105,6 +105,43 @@ class BaselineTest(unittest.TestCase):
             first = [turn.index("millstream") < turn.index("baseline") for turn in turns]
             assert first.count(True) == first.count(False)
 
+    def test_the_two_take_turns_where_results_can_be_added(self) -> None:
+        kinds = [self.kind(name) for name in ("npm", "millstream", "rust", "baseline")]
+        names = [[kind.name for kind in group] for group in compare.groups(kinds, in_turns=True)]
+        assert names == [["millstream", "baseline"], ["npm"], ["rust"]]
+        assert len(compare.groups(kinds, in_turns=False)) == 4
+        assert len(compare.groups(kinds[:3], in_turns=True)) == 3
+        alone = [cell.name for cell in cells.CELLS if not cell.fits_in_turns]
+        assert alone == ["sse"]
+        assert cells.TURNS % 2 == 0
+
+    def kind(self, name: str) -> servers.Kind:
+        return servers.Kind(
+            name=name,
+            durability="",
+            command=lambda _data, _port: [],
+            version=str,
+            install=lambda: None,
+            picks_port=True,
+        )
+
+    def test_turns_add_up_to_one_record(self) -> None:
+        def turn(rate: float, buckets: list[list[float]], *, ok: bool = True) -> cells.Turn:
+            usage = machine.Usage(at=0.0, busy=0.0, steal=0.0, server=0.0, children=0.0)
+            later = machine.Usage(at=2.0, busy=3.0, steal=0.0, server=1.0, children=1.0)
+            result = {"per_second": rate, "ok": ok, "latency_us": {"p99": 1.0}}
+            slices = {"width_ms": 100.0, "started_unix_ms": 0, "slices": [buckets]}
+            return cells.Turn(result, usage, later, [], slices, int(rate))
+
+        cell = cells.CELLS[0]
+        record = cells._record(cell, [turn(10.0, [[5.0, 98]]), turn(30.0, [[900.0, 2]])])
+        assert (record["figure"], record["ok"], record["turns"]) == (20.0, True, [10.0, 30.0])
+        assert record["result"]["latency_us"]["p99"] == 900.0, "of all answers, not the mean"
+        assert record["result"]["latency_us"]["p50"] == 5.0
+        assert (record["machine"]["server_cores"], record["rss_bytes"]) == (0.5, 30)
+        assert cells._record(cell, [turn(1.0, []), turn(1.0, [], ok=False)])["ok"] is False
+        assert cells._record(cell, [turn(7.0, [])])["result"]["latency_us"] == {"p99": 1.0}
+
     def test_a_checkout_that_is_not_built_is_an_error(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             with pytest.raises(servers.BenchError, match="baseline is not built"):
@@ -144,14 +181,14 @@ class CheckpointTest(unittest.TestCase):
             "started_unix_ms": 1000,
             "slices": [[[1000.0, 99]], [[4000.0, 10]], [], [], [], [[1000.0, 99], [2000.0, 1]]],
         }
-        found = checkpoints.summary(samples, slices)
+        found = checkpoints.summary([(samples, slices)])
         assert found["completed"] == 1
         assert (found["p99_during_ms"], found["p99_outside_ms"]) == (4.0, 1.0)
         assert found["ratio"] == 4.0
 
     def test_without_checkpoints_there_is_no_ratio(self) -> None:
         slices = {"width_ms": 100.0, "started_unix_ms": 0, "slices": [[[5.0, 1]]]}
-        assert checkpoints.effect(slices, [])["ratio"] is None
+        assert checkpoints.effect([(slices, [])])["ratio"] is None
 
 
 class MetricTest(unittest.TestCase):
@@ -190,7 +227,7 @@ class ServerTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             with pytest.raises(servers.BenchError, match="ended with 3: cannot start"):
                 servers.Server(kind, servers.fresh_directory(Path(folder), "data"))
-            record = cells.run_cell(cells.CELLS[0], kind, Path(folder), 1.0, 0.0, 0.0)
+            (record,) = cells.run_cell(cells.CELLS[0], [kind], Path(folder), 1.0, 0.0, 0.0)
         assert record["ok"] is False
         assert "cannot start" in record["error"]
 

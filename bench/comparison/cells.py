@@ -1,11 +1,15 @@
-"""The cells of the comparison: one load, one server, one fresh data directory, one result."""
+"""The cells of the comparison: one load, one server, one fresh data directory, one result.
+
+Two builds of one server differ by less than the machine does from one ten seconds to the next, so they are measured in
+short turns, both running, until each has had its whole time. Their figures are of the same minute, and so is their ratio.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +17,13 @@ from comparison import checkpoints, machine
 from comparison.servers import BENCH, BenchError, Kind, Server, fresh_directory, run_checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 LOADGEN = BENCH / "loadgen" / "target" / "release" / "loadgen"
+TURNS = 6
+"""Even, so that each of two comes first as often as the other."""
+QUANTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999, "max": 1.0}
 CREATE_COUNT = 100_000
 CREATE_DESCRIPTORS = 4096
 IDLE_SUBSCRIBERS = 1000
@@ -42,6 +49,11 @@ class Cell:
     def is_latency(self) -> bool:
         """Lower is better."""
         return self.metric[0] == "latency_us"
+
+    @property
+    def fits_in_turns(self) -> bool:
+        """Whether the results of several turns make one: rates do, percentiles only with their histograms."""
+        return self.is_durable_write or not self.is_latency
 
     def figure(self, result: dict[str, Any]) -> float:
         value: Any = result
@@ -174,34 +186,56 @@ def running(
         data.with_name(data.name + ".log").unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What one run of the load generator gave."""
+
+    result: dict[str, Any]
+    before: machine.Usage
+    after: machine.Usage
+    samples: list[checkpoints.Sample]
+    slices: dict[str, Any] | None
+    rss_bytes: int
+
+
 def run_cell(
-    cell: Cell, kind: Kind, root: Path, seconds: float, warmup: float, quiet: float
-) -> dict[str, Any]:
-    """Measures one cell on one server. An error becomes part of the record."""
-    record: dict[str, Any] = {"cell": cell.name, "server": kind.name}
-    timing = ("--seconds", f"{seconds:g}", "--warmup", f"{warmup:g}")
-    try:
-        with running(kind, root, f"{cell.name}-{kind.name}") as server:
-            machine.wait_until_quiet(quiet)
-            samples = kind.tells_checkpoints and cell.is_durable_write
-            record |= _measure(cell, server, timing, 120 + 3 * seconds, samples_checkpoints=samples)
-    except (BenchError, OSError, subprocess.SubprocessError) as error:
-        record["ok"] = False
-        record["error"] = str(error)
-    return record
-
-
-def _measure(
     cell: Cell,
-    server: Server,
-    timing: tuple[str, ...],
-    timeout_seconds: float,
-    *,
-    samples_checkpoints: bool,
-) -> dict[str, Any]:
+    kinds: Sequence[Kind],
+    root: Path,
+    seconds: float,
+    warmup: float,
+    quiet: float,
+) -> list[dict[str, Any]]:
+    """Measures one cell on one server, or in turns on several; a record for each. An error becomes part of the records."""
+    number = TURNS if len(kinds) > 1 else 1
+    timing = ("--seconds", f"{seconds / number:g}", "--warmup", f"{warmup / number:g}")
+    turns: list[list[Turn]] = [[] for _ in kinds]
+    record: dict[str, Any] = {}
+    try:
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(running(kind, root, f"{cell.name}-{kind.name}"))
+                for kind in kinds
+            ]
+            machine.wait_until_quiet(quiet)
+            for turn in range(number):
+                pairs = list(zip(servers, turns, strict=True))
+                for server, done in pairs if turn % 2 == 0 else reversed(pairs):
+                    prefix = ("--prefix", f"bench/{turn}")
+                    done.append(_measure(cell, server, (*timing, *prefix), 120 + 3 * seconds))
+    except (BenchError, OSError, subprocess.SubprocessError) as error:
+        record = {"ok": False, "error": str(error)}
+    return [
+        {"cell": cell.name, "server": kind.name} | (record or _record(cell, done))
+        for kind, done in zip(kinds, turns, strict=True)
+    ]
+
+
+def _measure(cell: Cell, server: Server, timing: tuple[str, ...], timeout_seconds: float) -> Turn:
     arguments = (*cell.arguments, *timing)
     if cell.is_durable_write:
         arguments = (*arguments, "--slice-ms", str(checkpoints.SLICE_MS))
+    samples_checkpoints = server.kind.tells_checkpoints and cell.is_durable_write
     sampler = checkpoints.Sampler(server) if samples_checkpoints else None
     before = machine.usage(server.group)
     if sampler is not None:
@@ -213,16 +247,52 @@ def _measure(
     after = machine.usage(server.group)
     # The slices are large and have served their purpose once the checkpoints are placed.
     slices = result.pop("latency_slices", None)
-    measured: dict[str, Any] = {
+    return Turn(result, before, after, samples, slices, machine.group_rss_bytes(server.group))
+
+
+def _record(cell: Cell, turns: Sequence[Turn]) -> dict[str, Any]:
+    result = _merged([turn.result for turn in turns], [turn.slices for turn in turns])
+    record: dict[str, Any] = {
         "result": result,
         "figure": cell.figure(result),
         "ok": result["ok"],
-        "machine": machine.between(before, after),
-        "rss_bytes": machine.group_rss_bytes(server.group),
+        "machine": machine.cores_over([(turn.before, turn.after) for turn in turns]),
+        "rss_bytes": max(turn.rss_bytes for turn in turns),
     }
-    if sampler is not None:
-        measured["checkpoints"] = checkpoints.summary(samples, slices)
-    return measured
+    if len(turns) > 1:
+        record["turns"] = [cell.figure(turn.result) for turn in turns]
+    sampled = [(turn.samples, turn.slices) for turn in turns if turn.samples and turn.slices]
+    if sampled:
+        record["checkpoints"] = checkpoints.summary(sampled)
+    return record
+
+
+def _merged(
+    results: Sequence[dict[str, Any]], slices: Sequence[dict[str, Any] | None]
+) -> dict[str, Any]:
+    """Several results of the same length as one: rates are averaged, percentiles taken from all answers together."""
+    if len(results) == 1:
+        return results[0]
+    rates = ("per_second", "bytes_per_second")
+    merged: dict[str, Any] = {
+        name: sum(result[name] for result in results) / len(results)
+        for name in rates
+        if name in results[0]
+    }
+    buckets = [
+        (edge, count)
+        for part in slices
+        if part is not None
+        for one in part["slices"]
+        for edge, count in one
+    ]
+    if buckets:
+        merged["latency_us"] = {
+            name: checkpoints.quantile(buckets, part) for name, part in QUANTILES.items()
+        }
+    merged["ok"] = all(result["ok"] for result in results)
+    merged["complaints"] = [text for result in results for text in result.get("complaints", [])]
+    return merged
 
 
 def run_creates(kind: Kind, root: Path, quiet: float) -> dict[str, Any]:

@@ -30,6 +30,9 @@ MOST_SLOWDOWN = 3.0
 FEWEST = 2
 """A durable write cell should span at least this many checkpoints."""
 
+Span = tuple[float, float]
+"""From and to, in unix milliseconds."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -70,8 +73,8 @@ class Sampler(threading.Thread):
         return [*self._samples, self._sample()]
 
 
-def intervals(samples: Sequence[Sample]) -> list[tuple[float, float]]:
-    """When checkpoints ran, in unix milliseconds."""
+def intervals(samples: Sequence[Sample]) -> list[Span]:
+    """When checkpoints ran."""
     found = []
     for earlier, later in itertools.pairwise(samples):
         if later.completed > earlier.completed:
@@ -92,15 +95,16 @@ def quantile(buckets: Iterable[tuple[float, int]], part: float) -> float | None:
     return None
 
 
-def effect(slices: dict[str, Any], during: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """p99 in milliseconds of the answers during checkpoints and outside of them."""
+def effect(runs: Sequence[tuple[dict[str, Any], Sequence[Span]]]) -> dict[str, Any]:
+    """p99 in milliseconds of the answers during checkpoints and outside of them, over one or more runs."""
     inside: list[tuple[float, int]] = []
     outside: list[tuple[float, int]] = []
-    for index, buckets in enumerate(slices["slices"]):
-        start = slices["started_unix_ms"] + index * slices["width_ms"]
-        end = start + slices["width_ms"]
-        touches = any(start <= last and first <= end for first, last in during)
-        (inside if touches else outside).extend((edge, count) for edge, count in buckets)
+    for slices, during in runs:
+        for index, buckets in enumerate(slices["slices"]):
+            start = slices["started_unix_ms"] + index * slices["width_ms"]
+            end = start + slices["width_ms"]
+            touches = any(start <= last and first <= end for first, last in during)
+            (inside if touches else outside).extend((edge, count) for edge, count in buckets)
     p99_during, p99_outside = quantile(inside, 0.99), quantile(outside, 0.99)
     ratio = p99_during / p99_outside if p99_during and p99_outside else None
     return {
@@ -110,9 +114,9 @@ def effect(slices: dict[str, Any], during: Sequence[tuple[float, float]]) -> dic
     }
 
 
-def summary(samples: Sequence[Sample], slices: dict[str, Any]) -> dict[str, Any]:
+def summary(runs: Sequence[tuple[Sequence[Sample], dict[str, Any]]]) -> dict[str, Any]:
     """What a durable write cell states about its checkpoints."""
-    completed = samples[-1].completed - samples[0].completed
-    took = (samples[-1].microseconds - samples[0].microseconds) / 1e6
+    completed = sum(samples[-1].completed - samples[0].completed for samples, _ in runs)
+    took = sum(samples[-1].microseconds - samples[0].microseconds for samples, _ in runs) / 1e6
     base = {"completed": completed, "seconds": round(took, 3)}
-    return base | effect(slices, intervals(samples))
+    return base | effect([(slices, intervals(samples)) for samples, slices in runs])

@@ -11,6 +11,10 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 QUIET_CORES = 0.15
@@ -102,17 +106,24 @@ def usage(group: int | None) -> Usage:
 
 
 def between(before: Usage, after: Usage) -> dict[str, float]:
-    """Average cores over an interval. Interrupt time has no owner and is left out of foreign."""
-    seconds = max(after.at - before.at, 1e-9)
-    server = (after.server - before.server) / seconds
-    load = (after.children - before.children) / seconds
-    busy = (after.busy - before.busy) / seconds
+    return cores_over([(before, after)])
+
+
+def cores_over(spans: Sequence[tuple[Usage, Usage]]) -> dict[str, float]:
+    """Average cores over one or more intervals. Interrupt time has no owner and is left out of foreign."""
+    seconds = max(sum(after.at - before.at for before, after in spans), 1e-9)
+
+    def cores(of: Callable[[Usage], float]) -> float:
+        return sum(of(after) - of(before) for before, after in spans) / seconds
+
+    server, load = cores(lambda usage: usage.server), cores(lambda usage: usage.children)
+    busy = cores(lambda usage: usage.busy)
     return {
         "seconds": round(seconds, 3),
         "server_cores": round(server, 3),
         "load_cores": round(load, 3),
         "foreign_cores": round(max(0.0, busy - server - load), 3),
-        "steal_cores": round((after.steal - before.steal) / seconds, 3),
+        "steal_cores": round(cores(lambda usage: usage.steal), 3),
     }
 
 

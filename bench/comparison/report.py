@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from comparison import checkpoints, machine
 from comparison.bounds import MEGABYTE, Verdict
-from comparison.cells import CELLS, Cell
+from comparison.cells import CELLS, TURNS, Cell
 from comparison.servers import KINDS, ROOT, commit, run_checked
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def write(
         (
             f"{kind} {options['repetitions']} repetitions of {options['seconds']:g} s per cell, interleaved "
             "between the servers, fresh data directory each time; server and load generator share the cores. "
+            f"Two builds of Millstream run side by side and are measured in {TURNS} turns each. "
             "Each run reads back what was acknowledged (there once, in order); those that failed are listed."
         ),
         "## Bounds\n\nRatios are Millstream / peer of the same repetition.",
