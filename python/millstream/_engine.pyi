@@ -74,7 +74,8 @@ class VerifyReport(VerifyCounts):
 # Bytes done, bytes in all; False stops.
 VerifyProgress: TypeAlias = Callable[[int, int], bool]
 
-Entries: TypeAlias = list[StreamEntry]
+# Streams, and behind which name to go on: a page may be short, or empty, and still be followed by others.
+Listed: TypeAlias = tuple[list[StreamEntry], str | None]
 Paths: TypeAlias = list[str]
 Dirty: TypeAlias = list[tuple[str, Paths]]
 Globs: TypeAlias = list[Paths | None]
@@ -111,7 +112,8 @@ class Engine:
     def damaged(self, path: str) -> bool: ...
     def set_durability(self, path: str, durability: str) -> str: ...
     def delete(self, path: str) -> bool: ...
-    def list(self, prefix: str = "", after: str = "", limit: int = 1000) -> Entries: ...
+    def list(self, prefix: str = "", after: str = "", limit: int = 1000) -> Listed: ...
+    def list_one(self, path: str) -> StreamEntry | None: ...
     def backup(
         self,
         to: str,

@@ -248,7 +248,11 @@ class Settings:
         maximum=1024 * GIB,
     )
     wal_file_bytes: int = _size(
-        64 * MIB, "size of one log file", group="storage", minimum=64 * KIB, maximum=16 * GIB
+        64 * MIB,
+        "size of one log file; never less than `append_max_bytes` and 9 MiB more",
+        group="storage",
+        minimum=64 * KIB,
+        maximum=16 * GIB,
     )
     checkpoint_bytes: int = _size(
         64 * MIB,
@@ -397,6 +401,7 @@ def load_settings(
             values[name] = parse_value(row, given, source=row.flag)
     settings = Settings(**values)  # type: ignore[arg-type]
     check_bind(settings)
+    check_bodies(settings)
     return settings
 
 
@@ -461,6 +466,18 @@ def check_bind(settings: Settings) -> None:
         f"refusing to listen on `{settings.host}`: there is no authentication, "
         "anyone who reaches the port can read and write every stream",
         hint="listen on 127.0.0.1, or add `--insecure` if the network is trusted",
+    )
+
+
+def check_bodies(settings: Settings) -> None:
+    """Refuse a bound under which the largest append that is allowed would always be turned away."""
+    arriving, append = settings.inflight_bytes_max, settings.append_max_bytes
+    if arriving >= append:
+        return
+    raise SettingsError(
+        f"`inflight_bytes_max` is {format_size(arriving)}: an append of {format_size(append)}, which "
+        "`append_max_bytes` allows, could never arrive",
+        hint="raise `inflight_bytes_max`, or lower `append_max_bytes`",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import socket
@@ -9,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -211,3 +215,71 @@ def test_a_damaged_log_is_named_with_a_hint(server: Server) -> None:
     assert result.returncode == 1
     assert "millstream verify" in result.stderr.strip().splitlines()[-1]
     assert "Traceback" not in result.stderr
+
+
+# A server with a directory that is never answered, as on a network mount whose other side has gone, and a thread that does
+# not end, either, and is not a daemon.
+STRAY = """
+import os, sys, threading
+from millstream.cli.main import main
+never, mode = sys.argv[1:3]
+realpath = os.path.realpath
+def hanging(path, **options):
+    return open(never).name if "never" in str(path) else realpath(path, **options)
+os.path.realpath = hanging
+if mode == "joined":
+    threading.Thread(target=open, args=(never,), name="stray").start()
+sys.argv = ["millstream", "serve", "--host", "127.0.0.1", "--port", "0", "--data-dir", sys.argv[3]]
+sys.exit(main())
+"""
+
+
+@dataclass
+class Port:
+    port: int
+
+
+@pytest.mark.parametrize("mode", ["unjoined", "joined"])
+def test_a_stop_ends_in_time_whatever_a_thread_does(tmp_path: Path, mode: str) -> None:
+    never = tmp_path / "never"
+    os.mkfifo(never)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STRAY, str(never), mode, str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    asked = json.dumps({"to": "/never/backup"}).encode()
+    request = request_bytes("POST", "/-/api/backups", {"Content-Type": "application/json"}, asked)
+    with process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r":(\d+) ", process.stdout.readline())
+            assert found
+            api = Api(Port(int(found[1])), deadline_s=DEADLINE_S)
+            with ExitStack() as stack:
+                for _ in range(2):
+                    stack.enter_context(api.connect()).send(request)
+                api.wait_until_metric("millstream_control_requests_total", lambda n: n == 2)
+                refused = api.call(
+                    "POST", "/-/api/backups", {"Content-Type": "application/json"}, asked
+                )
+                assert (refused.status, refused.code) == (503, "server_busy")
+                assert api.call("GET", "/-/api/streams").status == 200
+                process.send_signal(signal.SIGTERM)
+                began = time.monotonic()
+                assert process.wait(DEADLINE_S) == 0
+                assert time.monotonic() - began < (3.0 if mode == "unjoined" else 8.0)
+            assert process.stderr is not None
+            assert ("stray" in process.stderr.read()) == (mode == "joined")
+        finally:
+            process.kill()
+
+
+def test_a_long_way_to_a_backup_is_refused_before_it_is_gone(shared: Api) -> None:
+    body = json.dumps({"to": "/proc/self/root" * 60_000 + "/tmp/backup"}).encode()
+    began = time.monotonic()
+    answer = shared.call("POST", "/-/api/backups", {"Content-Type": "application/json"}, body)
+    assert time.monotonic() - began < 2.0
+    assert (answer.status, answer.code) == (400, "bad_request")
+    assert "4096 bytes" in answer.json()["detail"]

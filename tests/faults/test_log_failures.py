@@ -18,6 +18,7 @@ from support.classes import change
 from support.http import Api, Closed, Response, producer, request_bytes
 from support.pipeline import Pipeline
 from support.server import Server
+from support.sse import EventStream
 
 FAIL, SYNC_DELAY = "MILLSTREAM_FAULT_FAIL", "MILLSTREAM_FAULT_SYNC_DELAY_MS"
 TEXT = {"Content-Type": "text/plain"}
@@ -186,6 +187,29 @@ def delete_and_create(api: Api, path: str) -> Response:
         return deleted if deleted.status != 204 else connection.read_response()
 
 
+def test_a_read_has_no_outcome_that_could_be_unknown(start_server: Callable[..., Server]) -> None:
+    """One that waits for a delete which never becomes final may be tried again."""
+    server = start_server(environment={FAIL: "sync:20", SYNC_DELAY: "200"})
+    api = Api(server, deadline_s=30)
+    names = [f"s{number}" for number in range(30)]
+    with api.connect() as connection:
+        connection.send(b"".join(request_bytes("PUT", Api.target(n), TEXT) for n in names))
+        assert {connection.read_response().status for _ in names} == {201}
+    for number, name in enumerate(names):
+        with api.connect() as writer, api.connect() as reader:
+            writer.send(request_bytes("DELETE", Api.target(name)))
+            api.wait_until_metric(
+                "millstream_streams_deleted_total", lambda n, least=number: n > least
+            )
+            reader.send(request_bytes("GET", Api.target(name, offset="-1")))
+            deleted, read = writer.read_response(), reader.read_response()
+        if deleted.status != 204:
+            break
+        assert (read.status, read.code) == (404, "stream_not_found")
+    assert (deleted.status, deleted.code) == (503, "outcome_unknown")
+    assert (read.status, read.code) == (503, "server_busy")
+
+
 # What is under way when the log fails, and how the stream is shown from then on: as it was before.
 UNDER_WAY: dict[str, tuple[Callable[[Api, str], Response], bool]] = {
     "create": (lambda api, path: api.put(path, b"x"), False),
@@ -248,6 +272,9 @@ def test_after_a_failure_streams_are_listed_as_they_were_last(
                 durability = answer["stream-durability"]
                 assert (answer.offset, durability) == (stream["tail"]["offset"], stream["class"])
                 assert answer.get("stream-closed") is None
+        if not deleted:
+            with EventStream.open(api, failed) as events:
+                assert events.response["stream-durability"] == stream["class"]
         server.kill()
         server.environment = {}
         server.restart()

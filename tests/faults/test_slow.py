@@ -6,17 +6,20 @@ into their own time limits and lose nothing.
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from support.http import Api, Timeout, request_bytes
+from support.http import Api, Closed, Timeout, request_bytes
 from support.load import Writer, check_survivors
 from support.server import Server
 
 TEXT = {"Content-Type": "text/plain"}
+JSON = {"Content-Type": "application/json"}
 SYNC_DELAY_MS = 1000
 
 
@@ -37,6 +40,70 @@ def test_an_empty_stream_is_there_while_a_change_of_it_waits_for_the_disk(
             listed = api.call("GET", "/-/api/streams").json()["streams"]
             assert [entry["path"] for entry in listed] == ["s"]
         assert connection.read_response().status == 204
+
+
+def test_nobody_waits_for_the_first_sync_but_who_asked_for_it(
+    start_server: Callable[..., Server],
+) -> None:
+    """A disk is not quick until it was seen to be: the first commit of a server keeps no network thread."""
+    api = Api(slow_server(start_server), deadline_s=30)
+    with api.connect() as creating:
+        creating.send(request_bytes("PUT", Api.target("s"), TEXT))
+        api.wait_until_metric("millstream_streams_created_total", lambda count: count > 0)
+        assert api.call("GET", "/-/health").status == 200
+        answered, _, _ = select.select([creating.socket], [], [], 0)
+        assert not answered
+        assert creating.read_response().status == 201
+
+
+def test_large_appends_that_wait_for_the_log_hold_up_no_others(
+    start_server: Callable[..., Server],
+) -> None:
+    """As many as there are workers for them, each behind the create of its stream."""
+    api = Api(slow_server(start_server, 3 * SYNC_DELAY_MS), deadline_s=60)
+    weak = {"Stream-Durability": "ephemeral"}
+    large = b"x" * (1 << 20)
+    assert api.put("ready", headers=weak).status == 201
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(api.connect()) for _ in range(4)]
+        for number, connection in enumerate(waiting):
+            target = Api.target(f"new/{number}")
+            connection.send(request_bytes("PUT", target, TEXT | weak))
+            connection.send(request_bytes("POST", target, TEXT, large))
+        for _ in range(10):
+            began = time.monotonic()
+            assert api.post("ready", large).status == 204
+            assert time.monotonic() - began < SYNC_DELAY_MS / 1000
+        for connection in waiting:
+            assert connection.read_response().status == 201
+            assert connection.read_response().status == 204
+
+
+def test_a_stop_refuses_calls_of_the_control_plane_as_all_others(
+    start_server: Callable[..., Server],
+) -> None:
+    """But who was under way is not told that nothing was done."""
+    server = slow_server(start_server)
+    api = Api(server, deadline_s=30)
+    assert api.put("s", headers={"Stream-Durability": "memory"}).status == 201
+    told = []
+    with api.connect() as under_way:
+        change = request_bytes("PATCH", "/-/api/streams/s", JSON, b'{"durability": "disk"}')
+        under_way.send(change)
+        api.wait_until_metric("millstream_control_waiting", lambda count: count > 0)
+        server.process.terminate()
+        with suppress(Closed, OSError):
+            while True:
+                told.append(
+                    api.call("PATCH", "/-/api/streams/none", JSON, b'{"durability": "disk"}')
+                )
+        cut = under_way.read_response()
+    server.process.wait(30)
+    server.kill()
+    refused = {answer.code for answer in told if answer.status != 404}
+    assert refused <= {"shutting_down", "outcome_unknown"}, refused
+    assert "shutting_down" in refused
+    assert (cut.status, cut.code) == (503, "outcome_unknown")
 
 
 def test_a_slow_disk_delays_only_those_who_asked_for_it(

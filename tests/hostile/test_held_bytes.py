@@ -31,7 +31,9 @@ ANSWERS_MAX = 512 * MIB
 
 @pytest.fixture
 def tight(start_server: Callable[..., Server]) -> Server:
-    return start_server(settings={"client_bytes_max": BUDGET, "send_timeout_ms": 120_000})
+    # From its command: the allocator of a forked server has memory of its parent, and gives back otherwise.
+    settings = {"client_bytes_max": BUDGET, "send_timeout_ms": 120_000}
+    return start_server(settings=settings, from_command=True)
 
 
 def stalled(api: Api, requests: bytes) -> Connection:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,16 @@ POLITE_S = 4.0  # for a wait of one second; one slow question after the other ta
 
 def question(**asked: Any) -> bytes:
     return request_bytes("POST", "/v1/tails", None, json.dumps(asked).encode())
+
+
+def busy_seconds(api: Api, name: str) -> float:
+    """How long the server's threads with this name have worked, or would have if others had left them a core."""
+    server = api.server
+    assert isinstance(server, Server)
+    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
+    named = [task for task in tasks if (task / "comm").read_text().strip() == name]
+    assert named
+    return sum(sum(map(int, (task / "schedstat").read_text().split()[:2])) for task in named) / 1e9
 
 
 def for_all_names(api: Api, method: str, body: bytes = b"") -> None:
@@ -124,6 +135,44 @@ def test_news_is_told_in_time_beside_slow_questions(start_server: Callable[..., 
         assert api.put("late").status == 201
         answer = polite.read_response()
         assert [stream["name"] for stream in answer.json()["streams"]] == ["late"]
+        assert time.monotonic() - began < POLITE_S
+
+
+def test_who_waits_takes_a_share_of_a_core(start_server: Callable[..., Server]) -> None:
+    """Together they need far more than there is, and all names change all the time."""
+    api = Api(start_server(), deadline_s=60.0)
+    names = [f"{number:03}" + "b" * 900 for number in range(900)]
+    weak = TEXT | {"Stream-Durability": "ephemeral"}
+    with contextlib.ExitStack() as stack:
+        writer, *waiting = [stack.enter_context(api.connect()) for _ in range(201)]
+        for name in names:
+            assert writer.request("PUT", Api.target(name), weak).status == 201
+        cursor = Pipeline(api).tails(streams=[])["cursor"]
+        for number, connection in enumerate(waiting):
+            pattern = f"[0-9]+[ab]*none{number}"
+            connection.send(question(pattern=pattern, cursor=cursor, wait_ms=60_000))
+        api.wait_for_metric("millstream_pipeline_waiting", len(waiting))
+        posts = b"".join(request_bytes("POST", Api.target(name), TEXT, b"x") for name in names)
+
+        def share(seconds: float) -> float:
+            began, before = time.monotonic(), busy_seconds(api, "millstream-tail")
+            while (took := time.monotonic() - began) < seconds:
+                writer.send(posts)
+                for _ in names:
+                    assert writer.read_response().status == 204
+            return (busy_seconds(api, "millstream-tail") - before) / took
+
+        share(1.0)
+        taken = share(4.0)
+        print("SHARE", taken)
+        assert taken < 0.6
+        cursor = Pipeline(api).tails(streams=[])["cursor"]
+        polite = stack.enter_context(api.connect())
+        polite.send(question(streams=["late"], cursor=cursor, wait_ms=60_000))
+        api.wait_until_metric("millstream_pipeline_waiting", lambda count: count > 0)
+        assert api.put("late").status == 201
+        began = time.monotonic()
+        assert polite.read_response().status == 200
         assert time.monotonic() - began < POLITE_S
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
 from support.http import Api, Connection, request_bytes
+from support.server import Server
 from support.sse import EventStream
 
 pytestmark = pytest.mark.one_server
@@ -76,6 +79,27 @@ def test_expiry_ends_waiting_readers(api: Api, path: str) -> None:
         events.until_end()
     assert poll.read_response().status == 404
     poll.close()
+
+
+def test_a_poll_is_told_of_an_expired_fork_what_a_read_is_told(
+    start_server: Callable[..., Server],
+) -> None:
+    """The poll looks when the expiry is final, often before the fork is purged: nobody forked it, so it is not kept."""
+    server = start_server(settings={"long_poll_timeout_ms": LONG_MS, "sweep_interval_ms": 5})
+    api = Api(server, deadline_s=30)
+    api.put("source", b"x")
+    headers = {"Stream-Forked-From": api.target("source"), "Stream-TTL": "1"}
+    told = []
+    with ExitStack() as stack:
+        polls = {f"fork-{number}": stack.enter_context(api.connect()) for number in range(8)}
+        for fork, poll in polls.items():
+            tail = api.put(fork, b"", None, headers).offset
+            poll.send(request_bytes("GET", api.target(fork, offset=tail, live="long-poll")))
+        for fork, poll in polls.items():
+            answer = poll.read_response()
+            read = api.get(fork)
+            told.append((answer.status, answer.code, read.status, read.code))
+    assert set(told) == {(404, "stream_not_found") * 2}
 
 
 def test_close_ends_a_waiting_poll_with_the_end_of_the_stream(api: Api, path: str) -> None:

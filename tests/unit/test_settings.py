@@ -154,6 +154,22 @@ def test_an_open_address_needs_to_be_asked_for(host: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"inflight_bytes_max": "15MiB"},
+        {"append_max_bytes": "257MiB"},
+        {"append_max_bytes": "1GiB", "inflight_bytes_max": "1023MiB"},
+    ],
+)
+def test_the_largest_append_must_fit_into_what_may_arrive(given: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match="`inflight_bytes_max`") as caught:
+        load(given)
+    assert "append_max_bytes" in (caught.value.hint or "")
+    alike = load({"append_max_bytes": "1GiB", "inflight_bytes_max": "1GiB"})
+    assert alike.append_max_bytes == alike.inflight_bytes_max
+
+
+@pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"]
 )
 def test_loopback_is_recognised(host: str) -> None:

@@ -52,7 +52,7 @@ error_codes! {
     TooManyConnections "too_many_connections" 503 "Too many connections" "Try again shortly, or raise connections_max.";
     ServerBusy "server_busy" 503 "Server busy" "Try again shortly.";
     ShuttingDown "shutting_down" 503 "Shutting down" "Try again when the server is back.";
-    OutcomeUnknown "outcome_unknown" 503 "Outcome unknown" "The log failed while the request was in progress; it may or may not have been stored. Retry with a producer.";
+    OutcomeUnknown "outcome_unknown" 503 "Outcome unknown" "The log failed, or the server stopped, while the request was in progress; it may or may not have been done. Retry an append with a producer.";
     StorageFull "storage_full" 507 "Storage full" "Free disk space; writes resume by themselves.";
     ArrowInvalid "arrow_invalid" 400 "Invalid Arrow stream" "Send an uncompressed Arrow IPC stream with a column value (binary or utf8) and a column stream (utf8) or ?stream=NAME.";
     ChecksumMismatch "checksum_mismatch" 400 "Body does not match its checksum" "The body was corrupted in transit; send it again.";

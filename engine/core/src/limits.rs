@@ -187,11 +187,15 @@ pub const PATTERN_FOLDED_MAX: u64 = 8_000_000;
 pub const READ_MAX_BYTES: u64 = 64 * 1024 * 1024;
 pub const READ_MAX_BYTES_DEFAULT: u64 = 8 * 1024 * 1024;
 pub const READ_RANGES_MAX: usize = 20_000;
+/// Bytes of appends that one window looks through for its records, about: others wait for the worker, and a stop does.
+pub const READ_LOOKED_THROUGH_MAX: u64 = 4 * READ_MAX_BYTES;
 pub const READ_GAPS_MAX: usize = 200;
 /// Dirty stream paths kept for the control plane before it is told to rescan.
 pub const DIRTY_PATHS_MAX: usize = 65_536;
 /// Entries of one listing page.
 pub const LIST_MAX: usize = 10_000;
+/// Streams that a page may look at beyond those on it: deleted ones that are kept for forks, and expired ones.
+pub const LIST_LOOKS_SPARE: usize = 4_000;
 /// `?tail=N` looks back at most this many records.
 pub const TAIL_RECORDS_MAX: u64 = 1_000_000;
 /// Events taken from epoll at once.

@@ -97,12 +97,14 @@ metrics! {
     committed_rows "counter" "millstream_committed_rows_total" "Records appended by commits.";
     committed_bytes "counter" "millstream_committed_bytes_total" "Bytes appended by commits, as stored.";
     control_requests "counter" "millstream_control_requests_total" "Requests forwarded to the control plane.";
+    control_calls "gauge" "millstream_control_calls" "Requests that the control plane works on, those included whose clients have left.";
     control_waiting "gauge" "millstream_control_waiting" "Requests to the control plane that wait for slow work; each kind has its own bound.";
     control_crowded "counter" "millstream_control_crowded_total" "Requests refused because too many of their kind were waiting.";
     subscription_links "gauge" "millstream_subscription_links" "Streams that subscriptions follow, counted once for each subscription.";
     subscription_link_bytes "gauge" "millstream_subscription_link_bytes" "Memory that is counted for the streams that subscriptions follow.";
     subscription_offsets "gauge" "millstream_subscription_offsets" "Those of them that take memory of their own: the subscription has not acknowledged everything.";
     webhooks_waiting "gauge" "millstream_webhooks_waiting" "Webhook requests that wait for their turn.";
+    webhook_lookups "gauge" "millstream_webhook_lookups" "Names of webhook receivers that are being looked up.";
     webhooks "counter" "millstream_webhooks_total" "Webhook requests that the receiver accepted.";
     webhook_failures "counter" "millstream_webhook_failures_total" "Webhook requests that were not delivered, or not allowed; each is retried.";
 }

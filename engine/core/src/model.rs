@@ -86,26 +86,23 @@ fn digits16(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Two at a time: every acknowledgement has 32 of them.
-fn put_digits(slot: &mut [u8], mut value: u64) {
-    for pair in slot.rchunks_exact_mut(2) {
-        if value == 0 {
-            break;
-        }
-        pair.copy_from_slice(&PAIRS[(value % 100) as usize]);
-        value /= 100;
-    }
+/// Every acknowledgement has 32 of them: half at a time, eight in a word.
+fn put_digits(slot: &mut [u8], value: u64) {
+    const HALF: u64 = 100_000_000;
+    slot[..8].copy_from_slice(&eight_digits(value / HALF));
+    slot[8..].copy_from_slice(&eight_digits(value % HALF));
 }
 
-const PAIRS: [[u8; 2]; 100] = {
-    let mut pairs = [[0; 2]; 100];
-    let mut value = 0;
-    while value < 100 {
-        pairs[value] = [b'0' + (value / 10) as u8, b'0' + (value % 10) as u8];
-        value += 1;
-    }
-    pairs
-};
+/// Cuts a number below 10^8 into lanes of four, two and one digits; each step divides all lanes by one multiplication,
+/// which is exact for what fits into a lane.
+fn eight_digits(value: u64) -> [u8; 8] {
+    let fours = (value / 10_000) | ((value % 10_000) << 32);
+    let hundreds = ((fours * 10_486) >> 20) & 0x0000_007f_0000_007f;
+    let twos = hundreds | ((fours - hundreds * 100) << 16);
+    let tens = ((twos * 103) >> 10) & 0x000f_000f_000f_000f;
+    let ones = tens | ((twos - tens * 10) << 8);
+    (ones | u64::from_ne_bytes([b'0'; 8])).to_le_bytes()
+}
 
 /// Durability class: which watermark acknowledgements and readers wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
@@ -378,6 +375,14 @@ mod tests {
         }
         assert!(highest <= OFFSET_PART_MAX);
         assert_eq!(restored_epoch(highest, 0), None, "no range is left");
+    }
+
+    #[test]
+    fn every_lane_of_digits_is_exact() {
+        for four in 0..10_000 {
+            let value = four * 10_000 + 9_999 - four;
+            assert_eq!(&eight_digits(value), format!("{value:08}").as_bytes());
+        }
     }
 
     #[test]

@@ -138,12 +138,14 @@ impl Engine {
     fn count(&self, name: &str, change: i64) -> PyResult<()> {
         let metrics = &self.server.engine.metrics;
         let number = match name {
+            "control_calls" => &metrics.control_calls,
             "control_waiting" => &metrics.control_waiting,
             "control_crowded" => &metrics.control_crowded,
             "subscription_links" => &metrics.subscription_links,
             "subscription_link_bytes" => &metrics.subscription_link_bytes,
             "subscription_offsets" => &metrics.subscription_offsets,
             "webhooks_waiting" => &metrics.webhooks_waiting,
+            "webhook_lookups" => &metrics.webhook_lookups,
             "webhooks" => &metrics.webhooks,
             "webhook_failures" => &metrics.webhook_failures,
             _ => return Err(PyValueError::new_err(format!("{name:?} is not counted"))),
@@ -237,10 +239,18 @@ impl Engine {
         prefix: &str,
         after: &str,
         limit: usize,
-    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    ) -> PyResult<(Vec<Bound<'py, PyDict>>, Option<String>)> {
         let result = py.detach(|| self.server.engine.list(prefix, after, limit));
-        let entries = result.map_err(|refusal| from_refusal(py, &refusal))?;
-        entries.iter().map(|entry| describe(py, entry)).collect()
+        let listed = result.map_err(|refusal| from_refusal(py, &refusal))?;
+        let entries = listed.streams.iter().map(|entry| describe(py, entry));
+        Ok((entries.collect::<PyResult<_>>()?, listed.next))
+    }
+
+    /// One stream as a listing shows it.
+    fn list_one<'py>(&self, py: Python<'py>, path: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let result = py.detach(|| self.server.engine.list_one(path));
+        let found = result.map_err(|refusal| from_refusal(py, &refusal))?;
+        found.map(|entry| describe(py, &entry)).transpose()
     }
 
     /// Makes the directory `to` and a backup in it, while everything goes on. `progress` returns false to cancel.

@@ -389,7 +389,8 @@ pub fn listing(engine: &Engine, world: &World, sleeps: u64) -> Checked {
         .list_now("", "", 1000)
         .map_err(|reason| undone(&reason))?;
     let listed: Vec<(String, u64, u64, bool)> = page
-        .into_streams(1000)
+        .into_listed(1000)
+        .streams
         .into_iter()
         .map(|info| {
             (

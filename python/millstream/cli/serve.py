@@ -79,9 +79,10 @@ def run_serve(config: str | None, **flags: Any) -> int:
     """
     settings = load_settings(flags, config=config)
     from millstream.control.app import create_app
-    from millstream.server.lifecycle import run_server
+    from millstream.server.lifecycle import end_in_time, run_server
 
     code = run_server(settings, create_app)
+    end_in_time(code)
     gc.freeze()  # what was kept in memory ends with the process: to take it apart first would take seconds
     return code
 

@@ -7,6 +7,7 @@ answer carries the security headers; calls that wait are bounded by kind and lea
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,7 +30,7 @@ from millstream.control.http import (
     render_error,
     render_failure,
 )
-from millstream.control.lanes import Lane
+from millstream.control.lanes import Crowd, Lane
 from millstream.control.limits import WAITING_CALLS_MAX
 from millstream.control.streams_api import StreamRoutes
 from millstream.control.subscriptions.manager import SubscriptionManager
@@ -113,7 +114,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Guard(app)
+    return Guard(Crowd(app, engine))
 
 
 async def _landing(request: Request) -> Response:
@@ -128,7 +129,7 @@ async def _openapi(request: Request) -> Response:
 
 
 class Guard:
-    """Whole bodies within their bound, security headers on every answer."""
+    """Whole bodies within their bound, security headers on every answer, and an answer for who is cut off by a stop."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -139,9 +140,12 @@ class Guard:
             return
         request = Request(scope)
         protocol = is_protocol(request)
+        started = False
 
         async def guarded_send(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.setdefault("Cache-Control", "no-store")
@@ -158,5 +162,22 @@ class Guard:
             response = await render_error(request, refusal)
             await response(scope, receive, guarded_send)
             return
-        if whole is not None:
+        if whole is None:
+            return
+        try:
             await self._app(scope, whole, guarded_send)
+        except asyncio.CancelledError:
+            if started:
+                raise
+            response = await render_error(request, _cut_off(request))
+            await response(scope, receive, guarded_send)
+
+
+def _cut_off(request: Request) -> ApiError:
+    """A stop promises that nothing of what it refuses was done: true of what only asks."""
+    code, hint = "shutting_down", "try again when the server is back"
+    if request.method not in ("GET", "HEAD"):
+        code, hint = "outcome_unknown", "look before you try again"
+    if is_protocol(request):
+        code = "UNAVAILABLE"
+    return ApiError(503, code, "the server stopped while the request was in progress", hint)

@@ -8,6 +8,7 @@ ended is remembered, the newest few.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from dataclasses import dataclass, field
@@ -86,7 +87,6 @@ class Backups:
         self._engine = engine
         self._numbers = itertools.count(1)
         self._known: dict[str, Backup] = {}
-        self._thread: threading.Thread | None = None
         self._closed = False
 
     def find(self, identifier: str) -> Backup | None:
@@ -99,9 +99,6 @@ class Backups:
             raise BackupRunning(running.identifier if running else "")
         started_ms = now_ms()
         backup = Backup(f"{started_ms}-{next(self._numbers)}", to, started_ms)
-        self._known[backup.identifier] = backup
-        while len(self._known) > REMEMBERED_MAX:
-            del self._known[next(iter(self._known))]
         loop = asyncio.get_running_loop()
 
         def tell_end() -> None:
@@ -119,9 +116,11 @@ class Backups:
                 backup.error = ("internal", repr(error))
             call_on(loop, tell_end)
 
-        # Not a daemon: the interpreter waits for it at its end, and the engine makes it short.
-        self._thread = threading.Thread(target=work, name="millstream-backup")
-        self._thread.start()
+        # Not a daemon: the end of the process waits for it, within a bound, and the engine makes it short.
+        threading.Thread(target=work, name="millstream-backup").start()
+        self._known[backup.identifier] = backup
+        while len(self._known) > REMEMBERED_MAX:
+            del self._known[next(iter(self._known))]
         return backup
 
     async def close(self) -> None:
@@ -129,5 +128,6 @@ class Backups:
         self._closed = True
         for backup in self._known.values():
             backup.cancel_asked = True
-        if self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_WAIT_S)
+            if backup.state == "running":
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(backup.ended.wait(), CLOSE_WAIT_S)

@@ -2,21 +2,23 @@
 
 Sits above `backups`. The destination is a directory on the server's machine, so where it may lie is decided here:
 Invariants: it is absolute, new, in a directory that exists and outside the data directory; with `backup_dir` it lies
-below that, links resolved; a server that others can reach makes backups nowhere else.
+below that, links resolved; a server that others can reach makes backups nowhere else; one destination is looked at at a
+time, however long that takes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.routing import Route
 
+from millstream.control.background import aside
 from millstream.control.backups import BackupRunning, Backups
 from millstream.control.http import ApiError, JsonResponse, is_loopback, read_json_object
-from millstream.control.lanes import wait_as_asked
+from millstream.control.lanes import Lane, wait_as_asked
+from millstream.control.limits import BACKUP_PATH_BYTES_MAX, BACKUP_PLACES_MAX
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from millstream._engine import Engine
     from millstream.control.backups import Backup
-    from millstream.control.lanes import Lane
 
 RATE_MIB_MAX: Final = 1_000_000
 _KEYS: Final = {"to", "rate_mib_per_second", "allow_damage"}
@@ -43,6 +44,7 @@ class BackupRoutes:
     def __init__(self, engine: Engine, settings: BackupSettings, waits: Lane) -> None:
         self._backups = Backups(engine)
         self._waits = waits
+        self._places = Lane(engine, BACKUP_PLACES_MAX)
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -59,7 +61,8 @@ class BackupRoutes:
     async def start(self, request: Request) -> Response:
         """Begins a backup of everything, while everything goes on."""
         asked = await _asked(request)
-        to = await asyncio.get_running_loop().run_in_executor(None, self._destination, asked["to"])
+        with self._places.place():
+            to = await aside(lambda: self._destination(asked["to"]), "millstream-backup-place")
         try:
             backup = self._backups.start(
                 to, int(asked["rate_mib_per_second"] * (1 << 20)), asked["allow_damage"]
@@ -164,6 +167,8 @@ async def _asked(request: Request) -> dict[str, Any]:
         raise _bad(f"unknown key {unknown[0]!r}")
     if not isinstance(to, str) or not to or "\0" in to:
         raise _bad("`to` must be a path")
+    if len(to.encode("utf-8", "surrogatepass")) > BACKUP_PATH_BYTES_MAX:
+        raise _bad(f"`to` is longer than {BACKUP_PATH_BYTES_MAX} bytes")
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
     if not number or not 0 <= rate <= RATE_MIB_MAX:
         raise _bad(f"`rate_mib_per_second` must be a number from 0 to {RATE_MIB_MAX}")

@@ -3,7 +3,8 @@
 Used by the handlers whose calls wait for something slow (the end of a backup, a checkpoint, a turn to change
 subscriptions). Whatever their clients do, the lanes together hold fewer calls than one network thread forwards
 (`PROXY_CONCURRENT_MAX` of the engine); the rest is for calls that wait for nothing. A call that finds no place is
-refused at once. All of it runs on the control loop.
+refused at once. All of it runs on the control loop. `Crowd` bounds all calls together: a client that leaves frees its
+slot in the engine, while its call goes on here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from millstream.control.http import ApiError
+from starlette.requests import Request
+
+from millstream.control.http import ApiError, is_protocol, render_error
+from millstream.control.limits import CONCURRENT_CALLS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from millstream._engine import Engine
 
@@ -49,6 +53,35 @@ class Lane:
         finally:
             self._taken -= 1
             self._engine.count("control_waiting", -1)
+
+
+class Crowd:
+    """The application for so many calls at once; the next is refused in the form of its place."""
+
+    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+        self._app = app
+        self._engine = engine
+        self._calls = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._calls >= CONCURRENT_CALLS_MAX:
+            self._engine.count("control_crowded", 1)
+            request = Request(scope)
+            code = "UNAVAILABLE" if is_protocol(request) else "server_busy"
+            detail = f"{CONCURRENT_CALLS_MAX} calls are being answered already"
+            refusal = ApiError(503, code, detail, "try again shortly")
+            await (await render_error(request, refusal))(scope, receive, send)
+            return
+        self._calls += 1
+        self._engine.count("control_calls", 1)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._calls -= 1
+            self._engine.count("control_calls", -1)
 
 
 async def wait_as_asked(request: Request, lane: Lane, ended: asyncio.Event) -> None:

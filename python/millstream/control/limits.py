@@ -12,19 +12,24 @@ from typing import Final
 BODY_BYTES_MAX: Final = 1 << 20
 LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1000
-CONCURRENT_REQUESTS_MAX: Final = 1024
+# Calls that are worked on, those included whose clients have left: to leave does not end them.
+CONCURRENT_CALLS_MAX: Final = 1024
 # Values of a JSON body, which take far more time than its bytes. The largest call that is allowed is 10,000 acks (below)
 # with three each: the object and its two fields.
 JSON_VALUES_MAX: Final = 40_000
 JSON_INTEGER_CHARS_MAX: Final = 40
 
 # Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a listing
-# to be made, for a turn to change subscriptions, for a large view of one to be made. Their sum stays below what one network thread forwards (256), so that short calls get through.
+# or an entry of it to be made, for a turn to change subscriptions, for a large view of one to be made, for the place of
+# a backup to be looked at. Their sum stays below what one network thread forwards (256), so that short calls get through.
 WAITING_CALLS_MAX: Final = 64
 CLASS_CHANGES_MAX: Final = 32
 LISTINGS_MAX: Final = 32
 MEMBERSHIP_CALLS_MAX: Final = 96
 LARGE_VIEWS_MAX: Final = 16
+BACKUP_PLACES_MAX: Final = 1
+# Resolving the links of a path takes the square of its length; no system call takes a longer one.
+BACKUP_PATH_BYTES_MAX: Final = 4096
 
 # What one subscription may say about itself.
 SUBSCRIPTIONS_MAX: Final = 10_000
@@ -69,6 +74,10 @@ DELIVERIES_PER_TARGET_MAX: Final = 32
 DELIVERY_TIMEOUT_MS_MAX: Final = 30_000
 CONNECT_TIMEOUT_S: Final = 5.0
 RESOLVE_TIMEOUT_S: Final = 3.0
+# Names that are looked up at once, each in a thread that goes on until the machine's resolver gives up: up to half a
+# minute. So many of them are kept from names that nobody knows yet, twice as many from those that were slow.
+LOOKUPS_MAX: Final = 64
+LOOKUPS_KEPT: Final = 16
 # A receiver's reply: all up to the end of its head, its body, and into how many parts it may fall (informational
 # replies, pieces of the body); how much of it is looked at before others have their turn.
 REPLY_HEAD_BYTES_MAX: Final = 32 << 10
@@ -90,5 +99,7 @@ FEED_TAKE_MS: Final = 50
 FEED_IDLE_TAKE_MS: Final = 500
 FEED_PACE_S: Final = 0.005
 FEED_BATCH_MAX: Final = 2000
+# Links that are looked at in one piece of work, behind which other calls have their turn: some 10 ms.
+OBSERVED_LINKS_STEP: Final = 1000
 # Names and globs that are handed to the engine at once: it keeps its reader waiting so long.
 WATCH_BATCH_MAX: Final = 2000

@@ -1,7 +1,8 @@
 """Listing and changing streams: `GET /-/api/streams`, `GET` and `PATCH /-/api/streams/{path}`.
 
 Sits above the engine handle. Invariants: pages are ordered by path; `next` is there exactly when something may
-follow; reserved streams of the control plane are never shown.
+follow, also behind a page that is short or empty; reserved streams of the control plane are never shown; every call
+has a place, as long as it works, whether its client is still there or not.
 """
 
 from __future__ import annotations
@@ -77,14 +78,16 @@ class StreamRoutes:
 
     def _page(self, prefix: str, after: str, limit: int) -> Response:
         """A page as it is sent: made whole on a thread, which keeps the loop free, and nothing but its bytes is kept."""
-        page = self._engine.list(prefix, after, limit + 1)
-        shown = page[:limit]
-        following = shown[-1]["path"] if len(page) > limit else None
+        shown, following = self._engine.list(prefix, after, limit)
         return JsonResponse({"streams": shown, "next": following})
 
     async def get_stream(self, request: Request) -> Response:
         """One stream."""
-        return JsonResponse(await self._entry(request.path_params["path"]))
+        path: str = request.path_params["path"]
+        if not _may_be_shown(path):
+            raise _missing(path)
+        with self._listing.place():
+            return JsonResponse(await self._in_pool(lambda: self._entry(path)))
 
     async def change_stream(self, request: Request) -> Response:
         """Changes the durability class. Answers when the change itself is durable."""
@@ -103,23 +106,23 @@ class StreamRoutes:
             raise _refused("durability_unknown", f"{durability!r} is not a class")
         if not _may_be_shown(path):
             raise _missing(path)
+
+        def change() -> StreamEntry:
+            self._engine.set_durability(path, durability)
+            return self._entry(path)
+
         try:
             with self._changing.place():
-                await asyncio.get_running_loop().run_in_executor(
-                    self._changes, self._engine.set_durability, path, durability
-                )
+                changed = await asyncio.get_running_loop().run_in_executor(self._changes, change)
         except EngineError as error:
             raise _refused(error.code, error.detail) from error
-        return JsonResponse(await self._entry(path))
+        return JsonResponse(changed)
 
-    async def _entry(self, path: str) -> StreamEntry:
-        page: list[StreamEntry] = []
-        if _may_be_shown(path):
-            page = await self._in_pool(lambda: self._engine.list(path, "", 1))
-        # A path is the first in order among all that start with it.
-        if not page or page[0]["path"] != path:
+    def _entry(self, path: str) -> StreamEntry:
+        found = self._engine.list_one(path)
+        if found is None:
             raise _missing(path)
-        return page[0]
+        return found
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         try:

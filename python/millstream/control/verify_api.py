@@ -7,6 +7,7 @@ verification at a time; the answer to `GET` is the newest one, until the server 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -84,7 +85,6 @@ class VerifyRoutes:
         self._engine = engine
         self._waits = waits
         self._newest: Verification | None = None
-        self._thread: threading.Thread | None = None
         self._closed = False
 
     def routes(self) -> list[Route]:
@@ -97,10 +97,11 @@ class VerifyRoutes:
     async def close(self) -> None:
         """Ends what runs; a read that hangs does not hold up the end of the server."""
         self._closed = True
-        if self._newest is not None:
-            self._newest.cancel_asked = True
-        if self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_WAIT_S)
+        newest = self._newest
+        if newest is not None and newest.state == "running":
+            newest.cancel_asked = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(newest.ended.wait(), CLOSE_WAIT_S)
 
     async def start(self, request: Request) -> Response:
         """Begins to verify everything, while everything goes on."""
@@ -113,7 +114,6 @@ class VerifyRoutes:
                 f"wait for it: GET {_PATH} reports its progress, DELETE cancels it",
             )
         verification = Verification(now_ms())
-        self._newest = verification
         loop = asyncio.get_running_loop()
 
         def work() -> None:
@@ -125,8 +125,8 @@ class VerifyRoutes:
                 verification.error = ("internal", repr(error))
             call_on(loop, verification.end)
 
-        self._thread = threading.Thread(target=work, name="millstream-verify")
-        self._thread.start()
+        threading.Thread(target=work, name="millstream-verify").start()
+        self._newest = verification
         return JsonResponse(verification.document(), 202, {"Location": _PATH})
 
     async def get(self, request: Request) -> Response:

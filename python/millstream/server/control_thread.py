@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CONCURRENT_REQUESTS_MAX: Final = 1024
 START_TIMEOUT_S: Final = 120.0
 DRAIN_S: Final = 0.15
 
@@ -51,7 +50,6 @@ class ControlThread:
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=CONCURRENT_REQUESTS_MAX,
                 # Seconds for requests in flight; the type says int, a fraction works as well.
                 timeout_graceful_shutdown=DRAIN_S,  # type: ignore[arg-type]
             )

@@ -5,7 +5,8 @@ signals, the engine has its own threads, the control application has one thread 
 Order: lock, bind and recover (Engine), listen on the private socket, `engine.start`, load the control plane, say
 "listening". A signal takes it apart: control plane, engine (drain, sync, clean mark), exit.
 Invariants: standard output carries exactly one line; clients delay a clean stop by less than 2 s, and a disk for as
-long as it gets on, within a bound; a second signal ends the process at once with 130; every failure to start is one
+long as it gets on, within a bound; what threads still do then delays the end of the process by `LINGER_MAX_S` at most
+and does not change its code; a second signal ends the process at once with 130; every failure to start is one
 line on standard error and 1.
 """
 
@@ -39,6 +40,8 @@ CONTROL_STOP_S: Final = 0.5
 # A stop that gives up costs weak streams their clean restart: it does so when nothing gets on any more.
 STILL_MAX_S: Final = 10.0
 STOP_MAX_S: Final = 120.0
+# A cancelled backup that removes what it wrote.
+LINGER_MAX_S: Final = 5.0
 TELL_EVERY_S: Final = 2.0
 LOOK_AT_STOP_S: Final = 0.1
 EXIT_SECOND_SIGNAL: Final = 130
@@ -159,6 +162,19 @@ def _watch_stop(engine: Engine, stopped: threading.Event) -> None:
         if now - told > TELL_EVERY_S:
             told = now
             _progress(f"stopping: {waits}")
+
+
+def end_in_time(code: int) -> None:
+    """Has the process end with this code, also if a thread that it waits for at its end never ends."""
+    threading.Thread(target=_end_late, args=(code,), daemon=True).start()
+
+
+def _end_late(code: int) -> None:
+    threading.Event().wait(LINGER_MAX_S)
+    main = threading.main_thread()
+    left = [one.name for one in threading.enumerate() if not one.daemon and one is not main]
+    _progress(f"stopped; not waiting any longer for {', '.join(left) or 'the interpreter'}")
+    os._exit(code)
 
 
 class Signals:

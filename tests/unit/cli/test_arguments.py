@@ -79,6 +79,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["stream", "create", "a", "--ttl", "1s", "--expires-at", "x"], "not both"),
         (["serve", "--port", "x"], "bad value `x` for --port"),
         (["serve", "--host", "0.0.0.0"], "refusing to listen"),
+        (["serve", "--inflight-bytes-max", "1MiB"], "could never arrive"),
         (["serve", "--durability", "paper"], "'paper' is not one of"),
         (["serve", "--config", "missing.toml"], "cannot read settings file"),
         (["read", "a", "--url", "ftp://x"], "bad server URL"),

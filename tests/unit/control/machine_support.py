@@ -45,9 +45,13 @@ def create(machine: Machine, name: str = "s", kind: str = "webhook", **changes: 
 def observe(machine: Machine, changes: Iterable[tuple[str, str | None]]) -> Outcome:
     """Streams change, and the engine says with each which patterns match it."""
     patterns = list(machine.state.patterns)
-    return machine.observe(
+    whole = Outcome()
+    for piece in machine.observe(
         [(path, tail, [p for p in patterns if matching(p, [path])]) for path, tail in changes]
-    )
+    ):
+        whole.events += piece.events
+        whole.effects += piece.effects
+    return whole
 
 
 def request(machine: Machine, name: str = "s", **changes: Any) -> WakeRequest:

@@ -212,7 +212,7 @@ def test_every_answer_carries_the_security_headers(control: Control) -> None:
 def test_a_damaged_history_stops_the_start_with_a_sentence(
     engine: Engine, control: Control, start_control: StartControl
 ) -> None:
-    (history,) = engine.list(HISTORY_PREFIX)
+    (history,), _ = engine.list(HISTORY_PREFIX)
     engine.append(history["path"], b'{"v":99}')
     with pytest.raises(ControlFailed, match=r"did not load: stream __ds/state/subscriptions/\d+"):
         start_control()

@@ -19,9 +19,15 @@ from cryptography.x509.oid import NameOID
 from millstream import allowlists
 from millstream.control.subscriptions import address, delivery
 from millstream.control.subscriptions.delivery import DeliveryFailed, Reply
+from millstream.control.subscriptions.lookups import Lookups
 
 HERE = allowlists.places("127.0.0.1")
 Exchange = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def machine(host: str, port: int) -> list[str]:
+    """The machine's own resolver."""
+    return await Lookups(lambda _: None).resolve(host, port)
 
 
 @contextlib.asynccontextmanager
@@ -60,7 +66,7 @@ def answer(data: bytes) -> Exchange:
 async def post_to(exchange: Exchange, timeout_s: float = 5.0) -> tuple[Reply, bytes]:
     async with receiver(exchange) as (port, requests):
         target = address.parse(f"http://127.0.0.1:{port}/hook?x=1", HERE)
-        reply = await delivery.post(target, b'{"n":1}', {"X-Test": "1"}, timeout_s)
+        reply = await delivery.post(target, b'{"n":1}', {"X-Test": "1"}, timeout_s, machine)
         return reply, requests[0]
 
 
@@ -207,7 +213,7 @@ def test_localhost_is_refused_when_it_is_called_unless_it_is_named() -> None:
     """With the machine's own resolver: the name passes the first look, its address does not."""
     target = address.parse("http://localhost:9/", allowlists.places("10.0.0.0/8"))
     with pytest.raises(DeliveryFailed, match="address refused: plain http"):
-        asyncio.run(delivery.post(target, b"", {}, 5.0))
+        asyncio.run(delivery.post(target, b"", {}, 5.0, machine))
 
 
 def test_one_forbidden_address_among_several_stops_the_delivery_before_it_connects() -> None:
@@ -293,7 +299,7 @@ def test_a_name_that_does_not_resolve_is_a_failure() -> None:
 
 
 def test_localhost_resolves_without_leaving_the_machine() -> None:
-    addresses = asyncio.run(delivery.resolve("localhost", 80))
+    addresses = asyncio.run(machine("localhost", 80))
     assert addresses
     for one in addresses:
         assert ipaddress.ip_address(one).is_loopback

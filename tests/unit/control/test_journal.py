@@ -25,7 +25,7 @@ def acked(number: int) -> e.Event:
 
 
 def history_streams(engine: Engine) -> list[str]:
-    return [entry["path"] for entry in engine.list(HISTORY_PREFIX)]
+    return [entry["path"] for entry in engine.list(HISTORY_PREFIX)[0]]
 
 
 def opened(engine: Engine) -> Journal:
@@ -144,8 +144,8 @@ def test_keys_are_made_once(open_engine: Callable[[], Engine]) -> None:
 def test_reserved_streams_are_synced_and_not_listed(engine: Engine) -> None:
     journal = opened(engine)
     journal.load_keys()
-    assert engine.list() == []
-    entries = engine.list("__ds/state/")
+    assert engine.list() == ([], None)
+    entries, _ = engine.list("__ds/state/")
     assert {entry["path"] for entry in entries} == {KEYS_PATH, HISTORY_PREFIX + "0" * 15 + "1"}
     assert {entry["durability"] for entry in entries} == {"fsync"}
 

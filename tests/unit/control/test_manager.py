@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,15 +13,18 @@ from typing import Any
 import pytest
 
 from millstream._engine import Engine, EngineError
+from millstream.control.subscriptions import delivery
 from millstream.control.subscriptions import journal as journal_module
+from millstream.control.subscriptions.address import Target
 from millstream.control.subscriptions.journal import HISTORY_PREFIX
 from millstream.control.subscriptions.machine import WakeRequest
 from millstream.control.subscriptions.manager import SubscriptionManager
 from millstream.control.subscriptions.model import Refused, Subscription
-from unit.control.machine_support import config
+from unit.control.machine_support import at, config
 
 DEADLINE_S = 10.0
 BASE = "http://127.0.0.1:1"
+SUBSCRIBERS, STREAMS = 200, 200
 
 
 class FaultyEngine:
@@ -107,6 +111,39 @@ def test_streams_made_while_a_subscription_is_made_are_not_missed(engine: Engine
             for name in names:
                 at_tail = acked(manager, subscription)[name] == engine.tail(name)
                 assert at_tail or name in subscription.pending, name
+
+    run(work())
+
+
+def test_many_changes_for_many_subscriptions_leave_the_loop_to_others(engine: Engine) -> None:
+    """Each new stream is a link of each subscription."""
+
+    async def work() -> None:
+        engine.create("wake/pool", "application/json")
+        async with running(engine) as manager:
+            manager._feed.stop()  # it would find that none of the streams is there
+            machine = manager._machine
+            for number in range(SUBSCRIBERS):
+                machine.create(f"s{number}", f"uid{number}", pull(), BASE, {}, 0)
+            longest, done = 0.0, asyncio.Event()
+
+            async def tick() -> None:
+                nonlocal longest
+                while not done.is_set():
+                    before = time.thread_time()
+                    await asyncio.sleep(0)
+                    longest = max(longest, time.thread_time() - before)
+
+            ticking = asyncio.create_task(tick())
+            await asyncio.sleep(0)
+            await manager._observe([(f"events/{n}", at(5), ["events/*"]) for n in range(STREAMS)])
+            done.set()
+            await ticking
+            assert machine.state.links == SUBSCRIBERS * STREAMS
+            for subscription in machine.state.subscriptions.values():
+                assert subscription.wake is not None
+                assert len(subscription.pending) == STREAMS
+            assert longest < 0.05, f"the loop was taken for {longest} s"
 
     run(work())
 
@@ -241,6 +278,32 @@ def test_a_wake_that_could_not_be_kept_is_not_announced_until_it_can(engine: Eng
     run(work())
 
 
+def test_a_delivery_that_fails_as_nobody_foresaw_is_tried_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[bytes] = []
+
+    async def post(target: Target, body: bytes, *_: Any) -> delivery.Reply:
+        attempts.append(body)
+        if len(attempts) == 1:
+            raise RuntimeError("can't start new thread")
+        return delivery.Reply(200, b'{"done": true}')
+
+    async def work() -> None:
+        engine.create("events/a", "text/plain")
+        async with running(engine) as manager:
+            await manager.create("s", config("webhook", webhook_url="https://hook.example/"), BASE)
+            engine.append("events/a", b"x")
+
+            async def delivered() -> bool:
+                return (await manager.get("s")).wake is None and len(attempts) == 2
+
+            await eventually(delivered)
+
+    monkeypatch.setattr(delivery, "post", post)
+    run(work())
+
+
 def test_history_is_rewritten_while_work_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +323,7 @@ def test_history_is_rewritten_while_work_goes_on(
             engine.create(f"events/{name}", "text/plain")
         async with running(engine) as manager:
             await asyncio.gather(*(one(manager, name) for name in names))
-        (stream,) = engine.list(HISTORY_PREFIX)
+        (stream,), _ = engine.list(HISTORY_PREFIX)
         assert int(stream["path"].removeprefix(HISTORY_PREFIX)) > 2
         assert stream["bytes"] < 60_000
         async with running(engine) as manager:

@@ -32,7 +32,7 @@ use crate::stream::handle::Stream;
 use crate::stream::hot::{Hot, Run, RunBytes};
 use crate::stream::offsets::Losses;
 use crate::stream::snapshot;
-use crate::stream::state::{Keep, Life};
+use crate::stream::state::{Keep, Life, StreamState};
 
 pub const META_CHECKPOINT: &str = "checkpoint_sequence";
 pub const META_HIGHEST_EPOCH: &str = "highest_epoch";
@@ -54,6 +54,8 @@ pub struct Checkpoint<'a> {
     pub highest_epoch: u64,
     pub boot_id: Option<BootId>,
     pub now_ms: u64,
+    /// By the clock that nobody can set.
+    pub steady_ms: u64,
     /// Everything up to here was staged before the checkpoint began.
     pub staged: u64,
     /// Stages that commits up to there have copied.
@@ -141,7 +143,7 @@ impl Checkpoint<'_> {
     fn run_chunk(&self, streams: &[Arc<Stream>], last: bool) -> Result<(), CheckpointError> {
         let mut taken: Vec<Taken> = streams
             .iter()
-            .map(|stream| take(stream, self.now_ms))
+            .filter_map(|stream| self.take(stream))
             .collect();
         // Packs hold their streams in order.
         taken.sort_by_key(|entry| entry.stream.id);
@@ -393,11 +395,22 @@ impl Checkpoint<'_> {
         self.directory.mark_dirty(&entry.stream, &mut state.dirty);
         state.count_memory(self.metrics);
     }
+
+    /// `None`: its whole life is behind the number of this checkpoint. A restart replays it from its create, and needs
+    /// what its frames name until then (`I-KEEP-2`), so that it leaves with the next checkpoint.
+    fn take(&self, stream: &Arc<Stream>) -> Option<Taken> {
+        let mut state = stream.lock();
+        let gone = state.life == Life::Gone;
+        if gone && state.created_sequence > self.staged {
+            self.directory.requeue(std::slice::from_ref(stream));
+            return None;
+        }
+        state.dirty = false;
+        Some(taken(stream, &mut state, self.steady_ms))
+    }
 }
 
-fn take(stream: &Arc<Stream>, now_ms: u64) -> Taken {
-    let mut state = stream.lock();
-    state.dirty = false;
+fn taken(stream: &Arc<Stream>, state: &mut StreamState, steady_ms: u64) -> Taken {
     let gone = state.life == Life::Gone;
     let keeps = !gone && state.is_volatile() && state.keep != Keep::No;
     if keeps {
@@ -413,7 +426,7 @@ fn take(stream: &Arc<Stream>, now_ms: u64) -> Taken {
         base_records: state.file_records(),
         records: state.records,
         keeps,
-        taken_ms: now_ms,
+        taken_ms: steady_ms,
         applied_sequence: state.applied_sequence,
     };
     if gone || keeps {
@@ -423,7 +436,7 @@ fn take(stream: &Arc<Stream>, now_ms: u64) -> Taken {
         return taken;
     }
     let mut value = Vec::with_capacity(192 + stream.path.len());
-    snapshot::encode(&stream.path, &stream.content_type, &state, &mut value);
+    snapshot::encode(&stream.path, &stream.content_type, state, &mut value);
     taken.snapshot = Some(value);
     if state.is_volatile() && !keeps {
         return taken;

@@ -281,11 +281,19 @@ impl Directory {
         self.metrics.streams_cached.add(1);
     }
 
-    /// Inserts unless another live stream got there first; returns the one that is in the map now.
-    pub fn insert_if_current(&self, stream: &Arc<Stream>, expected: Option<&Arc<Stream>>) -> bool {
+    /// Inserts unless somebody was faster: `expected` is what was at the path when the catalog had this version. Who came
+    /// and was written since may have left memory.
+    pub fn insert_if_current(
+        &self,
+        stream: &Arc<Stream>,
+        expected: Option<&Arc<Stream>>,
+        version: u64,
+    ) -> bool {
         let mut slot = self.path_slot(&stream.path).lock();
         let current = slot.get(&*stream.path).map(|found| found.0.id);
-        if current != expected.map(|stream| stream.id) {
+        if current != expected.map(|stream| stream.id)
+            || (current.is_none() && self.catalog.version() != version)
+        {
             return false;
         }
         slot.replace(ByPath(Arc::clone(stream)));

@@ -11,10 +11,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use crate::error::ErrorCode;
 use crate::io::wanted::{Key, Told};
 use crate::limits::CONNECTION_FREE_BYTES;
 use crate::metrics::Metrics;
 use crate::model::{Class, Gate};
+use crate::refusal::Refusal;
 use crate::serve::http::ChunkDecoder;
 use crate::serve::live::{LongPoll, Sse};
 use crate::serve::pipeline::waits::Asker;
@@ -140,6 +142,8 @@ struct HeldBack {
     gate: Gate,
     /// An append of this class, and when it came: its time is measured when the gate opens.
     append: Option<Measured>,
+    /// The answer to a request that changes nothing.
+    only_reads: bool,
 }
 
 /// An append whose time from request to acknowledgement is measured.
@@ -205,7 +209,17 @@ impl Conn {
                 start,
                 gate,
                 append,
+                only_reads: false,
             }),
+        }
+    }
+
+    /// Notes that the reply that was held back last, if it was that one, is to a request that changes nothing.
+    pub fn only_reads(&mut self, start: usize) {
+        if let Some(last) = self.gates.back_mut()
+            && last.start == start
+        {
+            last.only_reads = true;
         }
     }
 
@@ -231,15 +245,20 @@ impl Conn {
         }
     }
 
-    /// Drops every reply that is still held back. Returns whether there was one.
-    pub fn drop_gated(&mut self) -> bool {
-        let Some(first) = self.gates.front() else {
-            return false;
+    /// Drops every reply that is still held back, because the log has failed. Returns what the first one becomes.
+    pub fn drop_gated(&mut self) -> Option<Refusal> {
+        let first = self.gates.front()?;
+        let refusal = match first.only_reads {
+            true => Refusal::with(
+                ErrorCode::ServerBusy,
+                "The log failed before the answer was final.",
+            ),
+            false => ErrorCode::OutcomeUnknown.into(),
         };
         self.output.truncate(first.start);
         self.gates.clear();
         self.timings.clear();
-        true
+        Some(refusal)
     }
 
     /// End of what may be sent now.

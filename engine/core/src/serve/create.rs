@@ -18,7 +18,7 @@ use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 impl Reactor {
     pub fn put(&mut self, conn: &mut Conn, head: &Head<'_>, path: &str, body: &[u8]) -> Flow {
         let waited_ms = self.now_us.saturating_sub(conn.received_us) / 1000;
-        let received_ms = self.wall_ms.saturating_sub(waited_ms);
+        let received_ms = self.engine.steady_ms().saturating_sub(waited_ms);
         let created = create(&self.engine, head, path, body, self.wall_ms, received_ms);
         self.answer_put(conn, head, created)
     }
@@ -58,7 +58,7 @@ impl Reactor {
         if created.closed {
             respond::header(out, "Stream-Closed", b"true");
         }
-        render_identity(out, &created.stream, created.stream.lock().class);
+        render_identity(out, &created.stream, created.class);
         respond::end_empty(out, status);
     }
 
@@ -101,7 +101,7 @@ impl Reactor {
     }
 }
 
-/// Performs a create that came at `received_ms`.
+/// Performs a create that came at `received_ms`, by the steady clock.
 pub fn create(
     engine: &Engine,
     head: &Head<'_>,

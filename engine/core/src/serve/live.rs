@@ -94,11 +94,11 @@ impl Sse {
 }
 
 /// What a reader of a stream that is not live is told.
-fn gone(life: Life) -> Option<ErrorCode> {
-    match life {
+fn gone(state: &StreamState) -> Option<ErrorCode> {
+    match state.life {
         Life::Live => None,
-        Life::SoftDeleted => Some(ErrorCode::StreamGone),
-        Life::Gone => Some(ErrorCode::StreamNotFound),
+        Life::SoftDeleted if state.fork_count > 0 => Some(ErrorCode::StreamGone),
+        Life::SoftDeleted | Life::Gone => Some(ErrorCode::StreamNotFound),
     }
 }
 
@@ -134,7 +134,7 @@ impl Reactor {
         let nothing_yet = {
             let state = poll.stream.lock();
             // Deleted since it was found: its commit has woken those who wait, and wakes nobody again.
-            if let Some(code) = gone(state.life).filter(|_| !self.delete_is_pending(&state)) {
+            if let Some(code) = gone(&state).filter(|_| !self.delete_is_pending(&state)) {
                 return Err(code.into());
             }
             let waits = state.visible.tail <= poll.position
@@ -204,7 +204,7 @@ impl Reactor {
         let Phase::LongPoll(poll) = std::mem::replace(&mut conn.phase, Phase::Request) else {
             return;
         };
-        let life = {
+        let refusal = {
             let state = poll.stream.lock();
             let idle = state.visible.tail <= poll.position
                 && !state.visible.closed
@@ -221,13 +221,11 @@ impl Reactor {
                 conn.phase = Phase::LongPoll(poll);
                 return;
             }
-            state.life
+            gone(&state)
         };
         drop(wanted::take_noted());
-        let refusal = match life {
-            Life::Live if self.stopping && !timed_out => Some(ErrorCode::ShuttingDown),
-            life => gone(life),
-        };
+        let stopped = self.stopping && !timed_out;
+        let refusal = refusal.or(stopped.then_some(ErrorCode::ShuttingDown));
         let result = match refusal {
             Some(code) => Err(code.into()),
             None => {
@@ -275,7 +273,8 @@ impl Reactor {
         if stream.content_type.media == Media::Binary {
             respond::header(out, "Stream-SSE-Data-Encoding", b"base64");
         }
-        render_identity(out, &stream, stream.lock().class);
+        let class = stream.lock().class_at(self.engine.shard.synced());
+        render_identity(out, &stream, class);
         if chunked {
             respond::header(out, "Transfer-Encoding", b"chunked");
         }

@@ -9,8 +9,8 @@
 //! - `I-PIPE-1` A connection has at most one job; its next request waits, so answers keep their order.
 //! - `I-PIPE-2` Everything that waits is bounded: the queue by number, bodies by the bound for bodies under way,
 //!   answers by their bytes, questions by number and bytes.
-//! - `I-PIPE-3` A client that leaves cancels nothing that has begun, and nothing that writes: its answer is dropped.
-//!   A question or a read that nobody waits for any more does not begin.
+//! - `I-PIPE-3` A client that leaves cancels nothing that writes: its answer is dropped. A question or a read that nobody
+//!   waits for any more does not begin, and a read ends where it is.
 
 use std::sync::Arc;
 
@@ -54,6 +54,8 @@ pub struct Job {
     pub conn: u64,
     pub asker: Arc<Asker>,
     pub waited: Option<aside::Waited>,
+    /// When a write was run first.
+    pub received_ms: Option<u64>,
     _reserved: Reserved,
 }
 
@@ -158,11 +160,12 @@ fn check_waiting_room(metrics: &Metrics, more: u64) -> Result<(), Refusal> {
 }
 
 /// Runs one call. Blocks as long as it takes; `Undone::Wait` runs it again after the next commit.
-pub fn run(engine: &Arc<Engine>, call: &PipelineCall, request: &Request) -> Result<Answer, Undone> {
-    match call {
+pub fn run(engine: &Arc<Engine>, job: &Job) -> Result<Answer, Undone> {
+    let request = &job.request;
+    match &job.call {
         // Asked elsewhere: it may wait, and is answered by the reactor.
         PipelineCall::Tails | PipelineCall::Write(_) => Err(Undone::refused(ErrorCode::Internal)),
-        PipelineCall::Read => read::run(engine, &request.body),
+        PipelineCall::Read => read::run(engine, &request.body, &job.asker),
         PipelineCall::Stage(id) => stage::put(engine, id, request),
         PipelineCall::DropStage(id) => stage::delete(engine, id),
         PipelineCall::Commit => commit::post(engine, request),

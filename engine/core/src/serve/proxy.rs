@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use crate::error::ErrorCode;
 use crate::limits::{
@@ -64,6 +65,7 @@ struct Upstream {
     arriving: Arriving,
     cors: bool,
     head_only: bool,
+    only_reads: bool,
     deadline_ms: u64,
 }
 
@@ -117,6 +119,9 @@ impl Reactor {
                 respond::end_empty(&mut conn.output, 204);
             }
             return Flow::Done;
+        }
+        if self.engine.ending.load(Ordering::Acquire) {
+            return self.answer_undone(conn, head, Undone::refused(ErrorCode::ShuttingDown));
         }
         match self.begin_upstream(conn, head, body, cors) {
             Ok(()) => {
@@ -183,6 +188,7 @@ impl Reactor {
             arriving: Arriving::new(&self.engine.metrics),
             cors,
             head_only: head.method == Method::Head,
+            only_reads: matches!(head.method, Method::Get | Method::Head),
         };
         self.epoll.add(
             upstream.socket.as_raw_fd(),
@@ -209,10 +215,7 @@ impl Reactor {
             }
             Err(error) => {
                 let detail = format!("The control plane's response was cut short: {error}.");
-                self.deliver_refusal(
-                    &upstream,
-                    Refusal::with(ErrorCode::ControlUnavailable, detail),
-                );
+                self.deliver_refusal(&upstream, self.cut_short(&upstream, detail));
             }
         }
     }
@@ -273,13 +276,21 @@ impl Reactor {
         let start = conn.output.len();
         if render_response(&mut conn.output, &upstream.response, &reply).is_none() {
             conn.output.truncate(start);
-            let refusal = Refusal::with(
-                ErrorCode::ControlUnavailable,
-                "The control plane's response was incomplete.",
-            );
+            let detail = "The control plane's response was incomplete.";
+            let refusal = self.cut_short(&upstream, detail.into());
             respond::problem(&mut conn.output, &refusal, &reply);
         }
         self.proxied_is_done(conn);
+    }
+
+    /// What becomes of a request whose answer does not come. A stop promises that nothing of what it refuses was done.
+    fn cut_short(&self, upstream: &Upstream, detail: String) -> Refusal {
+        let code = match self.engine.ending.load(Ordering::Acquire) {
+            false => ErrorCode::ControlUnavailable,
+            true if upstream.only_reads => ErrorCode::ShuttingDown,
+            true => ErrorCode::OutcomeUnknown,
+        };
+        Refusal::with(code, detail)
     }
 
     fn deliver_refusal(&mut self, upstream: &Upstream, refusal: Refusal) {

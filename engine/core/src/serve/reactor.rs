@@ -35,7 +35,7 @@ pub const KIND_CONN: u64 = 2;
 pub const KIND_UPSTREAM: u64 = 3;
 pub const KIND_SHIFT: u32 = 56;
 
-/// A reactor syncs by itself only while a sync is this short.
+/// A reactor syncs by itself only where syncs have been this short.
 const INLINE_SYNC_MAX_US: u64 = 3_000;
 /// How long a stop waits for acknowledgements and the rest; for those that the log holds back as long as anything does.
 const STOP_PATIENCE_MS: u64 = 700;
@@ -331,7 +331,7 @@ impl Reactor {
         if has_disk {
             return Some(Inline::Write);
         }
-        let quick = shard.last_sync_us() < INLINE_SYNC_MAX_US;
+        let quick = shard.usual_sync_us() < INLINE_SYNC_MAX_US;
         (quick && !weak && !self.round_has_reads && !shard.weak_is_recent())
             .then_some(Inline::Commit)
     }
@@ -372,7 +372,7 @@ impl Reactor {
         for (_, token) in std::mem::take(&mut self.parked).into_iter().chain(written) {
             if let Some(mut conn) = self.take(token) {
                 conn.open_gates(&self.engine.shard, &self.engine.metrics, self.now_us);
-                if conn.drop_gated() {
+                if let Some(refusal) = conn.drop_gated() {
                     conn.keep_alive = false;
                     let reply = Reply {
                         date: &self.date,
@@ -381,7 +381,7 @@ impl Reactor {
                         head_only: false,
                         control: false,
                     };
-                    respond::problem(&mut conn.output, &ErrorCode::OutcomeUnknown.into(), &reply);
+                    respond::problem(&mut conn.output, &refusal, &reply);
                     self.begin_close(&mut conn);
                 }
                 self.put_back(conn);

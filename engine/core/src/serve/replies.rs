@@ -112,6 +112,9 @@ impl Reactor {
                 };
                 respond::problem(&mut conn.output, &refusal, &reply);
                 self.hold(conn, start, gate);
+                if matches!(head.method, Method::Get | Method::Head) {
+                    conn.only_reads(start);
+                }
                 Flow::Done
             }
         }

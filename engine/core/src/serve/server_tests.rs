@@ -26,7 +26,7 @@ fn a_dropped_server_leaves_no_thread_behind_its_lock() {
             server
                 .engine
                 .list("r/", "", 10)
-                .map(|list| list.len())
+                .map(|listed| listed.streams.len())
                 .unwrap_or(0),
             round + 1
         );

@@ -1,7 +1,8 @@
 //! Changing a stream's class, and keeping the bytes of `ephemeral` streams after all.
 //!
 //! Invariants
-//! - `I-CLASS-1` A change is one synced frame. Until it is synced nothing of the new class is told or shown.
+//! - `I-CLASS-1` A change is one synced frame. Until it is synced nothing of the new class is told or shown, and no other
+//!   change follows.
 //! - `I-CLASS-2` A stream enters or leaves `ephemeral` only when every byte it has is in a checkpoint: frames
 //!   and bytes without frames never follow each other.
 
@@ -36,6 +37,10 @@ impl Engine {
         self.check_life(stream, &mut state, now_ms)?;
         if state.class == class {
             return Ok(self.control_gate(&state));
+        }
+        if state.class_sequence > self.shard.synced() {
+            // Until that one is final the stream is told to be of the class before it.
+            return Err(Undone::Wait);
         }
         let crosses = class == Class::Ephemeral || state.is_volatile();
         if crosses && (state.cold_end() != state.tail || state.flushing.is_some()) {

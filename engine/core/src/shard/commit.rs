@@ -60,7 +60,7 @@ pub struct Shard {
     written: AtomicU64,
     synced: AtomicU64,
     failed: AtomicBool,
-    /// Moving average of a sync, for the choice between inline and thread.
+    /// Moving average of a sync, for the choice between inline and thread; the longest there is until one was measured.
     sync_us: AtomicU64,
     disk_sync_us: u64,
     fault: Fault,
@@ -131,7 +131,7 @@ impl Shard {
             written: AtomicU64::new(next_sequence - 1),
             synced: AtomicU64::new(next_sequence - 1),
             failed: AtomicBool::new(false),
-            sync_us: AtomicU64::new(0),
+            sync_us: AtomicU64::new(u64::MAX),
             disk_sync_us: disk_sync_ms * 1000,
             fault,
             writing_since_us: AtomicU64::new(0),
@@ -178,7 +178,8 @@ impl Shard {
         self.failed.load(Ordering::Acquire)
     }
 
-    pub fn last_sync_us(&self) -> u64 {
+    /// How long a sync takes of late.
+    pub fn usual_sync_us(&self) -> u64 {
         self.sync_us.load(Ordering::Relaxed)
     }
 
@@ -405,9 +406,11 @@ impl Shard {
         self.fault.before_sync()?;
         file.file.sync()?;
         let took = self.doors.clock.monotonic_us().saturating_sub(before);
-        let average = self.sync_us.load(Ordering::Relaxed);
-        self.sync_us
-            .store((average * 7 + took) / 8, Ordering::Relaxed);
+        let average = match self.sync_us.load(Ordering::Relaxed) {
+            u64::MAX => took,
+            known => (known * 7 + took) / 8,
+        };
+        self.sync_us.store(average, Ordering::Relaxed);
         self.metrics.sync_us.add(took);
         Ok(())
     }

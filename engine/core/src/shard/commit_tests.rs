@@ -1,16 +1,18 @@
-//! What is shown only moves forward, however writer and syncer overtake each other.
+//! What is shown only moves forward, however writer and syncer overtake each other; and nothing is told that is not final.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::codec::ProducerTag;
 use crate::config::Config;
 use crate::io::Doors;
 use crate::io::tests::TestDirectory;
 use crate::model::{Class, Stage};
-use crate::shard::engine::Engine;
+use crate::shard::engine::{Engine, Undone};
 use crate::shard::write::{Appended, WriteScratch};
 use crate::stream::append::AppendRequest;
 use crate::stream::handle::Stream;
+use crate::stream::lifecycle::CreateRequest;
 
 /// An engine on which nothing is committed unless the test does it.
 fn engine_with(directory: &TestDirectory, class: Class, paths: &[&str]) -> Arc<Engine> {
@@ -41,10 +43,22 @@ fn stream(engine: &Engine, path: &str) -> Arc<Stream> {
 
 fn append(engine: &Engine, stream: &Arc<Stream>, bytes: &[u8], close: bool) -> Appended {
     let request = AppendRequest {
-        content_type: Some(b"text/plain"),
-        body_empty: bytes.is_empty(),
         close,
         ..AppendRequest::default()
+    };
+    append_as(engine, stream, bytes, request)
+}
+
+fn append_as(
+    engine: &Engine,
+    stream: &Arc<Stream>,
+    bytes: &[u8],
+    request: AppendRequest<'_>,
+) -> Appended {
+    let request = AppendRequest {
+        content_type: Some(b"text/plain"),
+        body_empty: bytes.is_empty(),
+        ..request
     };
     let (records, now_ms) = (Ok(u32::from(!bytes.is_empty())), engine.now_ms());
     let mut scratch = WriteScratch::default();
@@ -104,4 +118,73 @@ fn a_delete_in_the_batch_of_a_close_takes_nothing_back() {
     let state = source.lock();
     assert!(state.visible.closed);
     assert_eq!(state.visible.tail, 4);
+}
+
+/// The create of a weak stream is being synced when an append comes, which is shown with the next sync. Who repeats it, or
+/// the create, is told no earlier.
+#[test]
+fn a_repetition_is_acknowledged_when_the_append_can_be_read() {
+    let directory = TestDirectory::new();
+    for class in [Class::Disk, Class::Memory] {
+        let engine = engine_with(&directory, class, &[]);
+        let shard = &engine.shard;
+        let request = CreateRequest {
+            content_type: Some("text/plain"),
+            class: Some(class),
+            ..CreateRequest::default()
+        };
+        let create = || {
+            let created = engine.create(class.name(), &request, b"", engine.now_ms());
+            created.ok().expect("staged")
+        };
+        let created = create();
+        assert!(shard.write(shard.writer.lock(), None));
+        let once = || {
+            let producer = Some(ProducerTag {
+                id: b"p",
+                epoch: 0,
+                seq: 0,
+            });
+            let request = AppendRequest {
+                producer,
+                ..AppendRequest::default()
+            };
+            append_as(&engine, &created.stream, b"once", request)
+        };
+        let (first, again) = (once(), once());
+        assert_eq!((first.duplicate, again.duplicate), (false, true));
+        let named = create();
+        assert!(!named.new && named.offset == first.offset);
+        let gates = [first.gate, again.gate, named.gate];
+        assert!(shard.sync(&mut shard.syncer.lock(), None));
+        assert!(shard.reached(created.gate));
+        let hidden = created.stream.lock().visible.tail == 0;
+        assert!(hidden, "it is in the next batch");
+        let told = gates.into_iter().chain([once().gate]);
+        assert_eq!(told.filter(|gate| shard.reached(*gate)).count(), 0);
+        assert!(shard.commit(None));
+        assert_eq!(created.stream.lock().visible.tail, 4);
+        assert!(gates.iter().all(|gate| shard.reached(*gate)));
+    }
+}
+
+/// What a stream is told to be while a change waits for its sync is the class before it: that must have been in force.
+#[test]
+fn a_change_of_class_waits_for_the_one_before() {
+    let directory = TestDirectory::new();
+    let engine = engine_with(&directory, Class::Fsync, &["stream"]);
+    let stream = stream(&engine, "stream");
+    let told = || stream.lock().class_at(engine.shard.synced());
+    let change = |class| engine.set_class(&stream, class, engine.now_ms());
+    let first = change(Class::Disk).ok().expect("staged");
+    assert!(!engine.shard.reached(first));
+    let next = change(Class::Memory);
+    assert_eq!(told(), Class::Fsync, "nothing else was ever in force");
+    assert!(matches!(next, Err(Undone::Wait)));
+    assert!(engine.shard.commit(None));
+    assert_eq!(told(), Class::Disk);
+    let next = change(Class::Memory).ok().expect("staged");
+    assert_eq!(told(), Class::Disk);
+    assert!(engine.shard.commit(None) && engine.shard.reached(next));
+    assert_eq!(told(), Class::Memory);
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::codec::{Frame, FrameKind};
 use crate::error::ErrorCode;
 use crate::limits::{CONTENT_TYPE_MAX_BYTES, COSTLY_BODY_BYTES, PURGES_PER_REQUEST_MAX};
-use crate::model::{ContentType, Gate, Media, Offset, Stage};
+use crate::model::{Class, ContentType, Gate, Media, Offset, Stage, StreamId};
 use crate::refusal::Refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::stream::change::{Append, Change, What};
@@ -28,7 +28,15 @@ pub struct Created {
     pub new: bool,
     pub offset: Offset,
     pub closed: bool,
+    /// Final with the rest, behind the gate.
+    pub class: Class,
     pub gate: Gate,
+}
+
+/// What was at the path, and which version of the catalog said so.
+struct Found {
+    stream: Option<Arc<Stream>>,
+    version: u64,
 }
 
 /// Where a fork leaves its source, worked out before any lock is taken for good.
@@ -73,6 +81,12 @@ impl FirstContent {
     }
 }
 
+impl Found {
+    fn id(&self) -> Option<StreamId> {
+        self.stream.as_ref().map(|stream| stream.id)
+    }
+}
+
 impl Engine {
     pub fn create(
         &self,
@@ -81,8 +95,8 @@ impl Engine {
         body: &[u8],
         now_ms: u64,
     ) -> Result<Created, Undone> {
-        let found = self.directory.get(path)?;
-        if let Some(stream) = &found {
+        let mut found = self.look_up(path)?;
+        if let Some(stream) = &found.stream {
             let mut state = stream.lock();
             if self.has_expired(&state, now_ms) {
                 self.expire(stream, &mut state, now_ms)?;
@@ -113,15 +127,22 @@ impl Engine {
         let content_type = self.content_type_for(request, fork.as_ref())?;
         let prefix = fork.as_mut().map(|fork| std::mem::take(&mut fork.prefix));
         let content = self.first_content(&content_type, body, prefix)?;
-        self.stage_create(
-            path,
-            request,
-            found.as_ref(),
-            fork,
-            content_type,
-            content,
-            now_ms,
-        )
+        if found.version != self.directory.catalog().version() {
+            // All that took its time: somebody may have come, been written and left memory.
+            let now = self.look_up(path)?;
+            if now.id() != found.id() {
+                return Err(Undone::Wait);
+            }
+            found = now;
+        }
+        self.stage_create(path, request, &found, fork, content_type, content, now_ms)
+    }
+
+    fn look_up(&self, path: &str) -> Result<Found, Undone> {
+        // In this order: what is written behind the look makes the version another.
+        let version = self.directory.catalog().version();
+        let stream = self.directory.get(path)?;
+        Ok(Found { stream, version })
     }
 
     fn answer_existing(
@@ -147,6 +168,7 @@ impl Engine {
             new: false,
             offset,
             closed: state.closed,
+            class: state.class,
             gate,
         })
     }
@@ -241,9 +263,7 @@ impl Engine {
             }
             let anchor = match fork.offset {
                 // The tail moves on while its bytes are made to last: what the request could know is enough.
-                None if state.is_volatile() && kept_since(&state, request, now_ms) => {
-                    state.cold_end()
-                }
+                None if state.is_volatile() && self.kept_since(&state, request) => state.cold_end(),
                 None => state.visible.tail,
                 Some(offset) => self.fork_anchor(&state, offset)?,
             };
@@ -289,6 +309,15 @@ impl Engine {
         })
     }
 
+    /// Whether everything that an `ephemeral` source had when the request came has been kept since.
+    fn kept_since(&self, source: &StreamState, request: &CreateRequest<'_>) -> bool {
+        let received_ms = match request.received_ms {
+            0 => self.steady_ms(),
+            earlier => earlier,
+        };
+        source.kept_ms > received_ms
+    }
+
     fn fork_anchor(&self, state: &StreamState, offset: Offset) -> Result<u64, Undone> {
         let refuse =
             |detail: String| Undone::refused(Refusal::with(ErrorCode::ForkOffsetInvalid, detail));
@@ -312,7 +341,7 @@ impl Engine {
         &self,
         path: &str,
         request: &CreateRequest<'_>,
-        replaced: Option<&Arc<Stream>>,
+        found: &Found,
         fork: Option<ForkPoint>,
         content_type: Arc<ContentType>,
         content: FirstContent,
@@ -351,7 +380,11 @@ impl Engine {
         }
         let stream = Arc::new(Stream::new(id, path, content_type, initial));
         let mut state = stream.lock();
-        if !self.directory.insert_if_current(&stream, replaced) {
+        let replaced = found.stream.as_ref();
+        if !self
+            .directory
+            .insert_if_current(&stream, replaced, found.version)
+        {
             // Somebody else was faster: look again.
             return Err(Undone::Wait);
         }
@@ -423,6 +456,7 @@ impl Engine {
             new: true,
             offset,
             closed,
+            class,
             gate: Gate::synced(newest),
         })
     }
@@ -462,15 +496,6 @@ struct Staged {
     fork_added: Option<u64>,
     created: u64,
     newest: u64,
-}
-
-/// Whether everything that an `ephemeral` source had when the request came has been kept since.
-fn kept_since(source: &StreamState, request: &CreateRequest<'_>, now_ms: u64) -> bool {
-    let received_ms = match request.received_ms {
-        0 => now_ms,
-        earlier => earlier,
-    };
-    source.kept_ms > received_ms
 }
 
 pub fn json_refusal(error: &json::JsonError) -> Refusal {

@@ -15,6 +15,7 @@ use crate::stream::state::{Life, StreamState};
 impl Engine {
     /// Deletes a stream for a client. Returns what to wait for.
     pub fn delete(&self, stream: &Arc<Stream>, now_ms: u64) -> Result<Gate, Undone> {
+        let _at_hand = self.unneeded_above(stream)?;
         let (gate, release) = {
             let mut state = stream.lock();
             self.check_life(stream, &mut state, now_ms)?;
@@ -26,6 +27,36 @@ impl Engine {
             self.purge_unneeded(source, now_ms, PURGES_PER_REQUEST_MAX);
         }
         Ok(Gate::synced(gate))
+    }
+
+    /// The sources that the end of this stream leaves unneeded, and the first one that stays: all that the walk up the
+    /// chain needs. Whoever must not wait has them fetched before anything changes, so that with the acknowledgement
+    /// of the delete their paths are free.
+    fn unneeded_above(&self, stream: &Stream) -> Result<Vec<Arc<Stream>>, Undone> {
+        let mut above: Vec<Arc<Stream>> = Vec::new();
+        while above.len() < PURGES_PER_REQUEST_MAX {
+            let source = {
+                let below = above.last().map_or(stream, |last| last);
+                let state = below.lock();
+                let unneeded = match above.is_empty() {
+                    true => state.fork_count == 0,
+                    false => state.life == Life::SoftDeleted && state.fork_count == 1,
+                };
+                state
+                    .fork
+                    .as_ref()
+                    .filter(|_| unneeded)
+                    .map(|fork| fork.source)
+            };
+            let Some(id) = source else { break };
+            match self.directory.get_by_id(id) {
+                Ok(Some(source)) => above.push(source),
+                Err(error) if error.would_block() => return Err(Undone::Wait),
+                // The walk comes to the same, and maintenance goes on with it.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(above)
     }
 
     /// Turns an expired stream into a deleted one; the 404 that follows waits for its frame.

@@ -26,7 +26,9 @@ pub fn held(metrics: &Metrics) -> u64 {
 
 #[derive(Default)]
 pub struct Ebb {
-    /// The least that the process took beside what was held.
+    /// When the process was last asked what it takes.
+    looked_us: u64,
+    /// The least that the process took beside what was held, as far as that can be told.
     least: Option<u64>,
     /// Since when it takes much more than that.
     apart_since_us: Option<u64>,
@@ -35,10 +37,23 @@ pub struct Ebb {
 }
 
 impl Ebb {
+    /// Asking costs the kernel some work: four times in the shortest time that counts are enough.
+    pub fn is_due(&mut self, now_us: u64) -> bool {
+        let due = now_us.saturating_sub(self.looked_us) >= EBB_US / 4;
+        if due {
+            self.looked_us = now_us;
+        }
+        due
+    }
+
     /// Whether it is time to release memory. What is in use and counted by nobody is looked at more and more rarely.
     pub fn is_over(&mut self, resident: u64, held: u64, now_us: u64) -> bool {
         let beside = resident.saturating_sub(held);
-        let least = self.least.map_or(beside, |least| least.min(beside));
+        // Of much that is held some may not be here: a body counts from the moment that it is announced.
+        let least = match self.least {
+            Some(least) if held > EBB_MIN_BYTES / 2 => least,
+            known => known.map_or(beside, |least| least.min(beside)),
+        };
         self.least = Some(least);
         if beside - least < EBB_MIN_BYTES {
             self.apart_since_us = None;
@@ -102,6 +117,16 @@ mod tests {
             [EBB_PAUSE_US, 2 * EBB_PAUSE_US, 4 * EBB_PAUSE_US]
         );
         assert!(pauses.iter().all(|pause| *pause <= EBB_PAUSE_MAX_US));
+    }
+
+    #[test]
+    fn what_was_announced_and_never_came_is_not_missed_later() {
+        let mut ebb = Ebb::default();
+        assert!(!ebb.is_over(BASE, 0, 0));
+        assert!(!ebb.is_over(BASE, 4 * EBB_MIN_BYTES, 1));
+        for round in 0..10 {
+            assert!(!ebb.is_over(BASE + EBB_MIN_BYTES / 2, 0, round * EBB_US));
+        }
     }
 
     #[test]

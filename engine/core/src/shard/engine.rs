@@ -20,7 +20,7 @@ use crate::log::directory::Directory;
 use crate::log::recover::recover;
 use crate::log::wal::WalCursor;
 use crate::metrics::Metrics;
-use crate::model::{Class, EPOCHS_USED_UP, Gate, Offset, Stage, StreamId, next_epoch};
+use crate::model::{EPOCHS_USED_UP, Gate, Offset, Stage, StreamId, next_epoch};
 use crate::refusal::Refusal;
 use crate::shard::ack::Mailbox;
 use crate::shard::batch::NotStaged;
@@ -101,7 +101,7 @@ impl From<NotStaged> for Undone {
 
 impl From<CatalogError> for Undone {
     fn from(error: CatalogError) -> Undone {
-        if matches!(&error, CatalogError::Io(error) if error.kind() == io::ErrorKind::WouldBlock) {
+        if error.would_block() {
             return Undone::Wait;
         }
         report!("catalog: {error}");
@@ -186,12 +186,8 @@ impl Engine {
         let gate = match state.class.stage() {
             Stage::Synced => Gate::synced(state.reveal_sequence),
             // What the stream is must be final in every class before anything is told about it.
-            _ if state.control_sequence > self.shard.synced() => {
-                Gate::synced(if state.class == Class::Disk {
-                    state.reveal_sequence
-                } else {
-                    state.control_sequence
-                })
+            _ if state.control_sequence.max(state.held_sequence) > self.shard.synced() => {
+                Gate::synced(state.reveal_sequence)
             }
             stage => Gate {
                 sequence: state.reveal_sequence,
@@ -340,3 +336,7 @@ impl Engine {
 #[cfg(test)]
 #[path = "engine_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "meanwhile_tests.rs"]
+mod meanwhile_tests;

@@ -96,7 +96,7 @@ fn streams_leave_mostly_dead_packs_and_stay_readable() {
         assert_eq!(
             engine
                 .list("s/", "", 1000)
-                .map(|list| list.len())
+                .map(|listed| listed.streams.len())
                 .unwrap_or(0),
             10
         );
@@ -119,7 +119,7 @@ fn a_restart_without_a_clean_mark_finds_everything_again() {
             assert_eq!(
                 engine
                     .list("", "", 1000)
-                    .map(|list| list.len())
+                    .map(|listed| listed.streams.len())
                     .unwrap_or(0),
                 19
             );

@@ -1,4 +1,5 @@
-//! What a wall clock that is set does to streams that expire: nothing to a sliding TTL, everything to a date.
+//! What a wall clock that is set does to streams that expire: nothing to a sliding TTL, everything to a date. And to forks
+//! of streams whose bytes are made to last for them: nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::config::Config;
 use crate::io::tests::TestDirectory;
 use crate::io::{Clock, Doors};
+use crate::model::Class;
 use crate::shard::adopt::{CommitRequest, CommitStage};
-use crate::shard::engine::Engine;
+use crate::shard::engine::{Engine, Undone};
 use crate::shard::write::WriteScratch;
 use crate::stream::append::AppendRequest;
-use crate::stream::lifecycle::CreateRequest;
+use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 
 const BEGIN_MS: u64 = 1_700_000_000_000;
 const TTL_S: u64 = 60;
@@ -227,4 +229,44 @@ fn a_clock_that_was_wrong_at_an_earlier_start_is_forgotten_with_the_next_access(
     with_engine(&directory, &clocks, |engine| {
         assert!(!lives(engine, "s"));
     });
+}
+
+/// Forks the source where it ends; its bytes are written for the fork first, if they are not.
+fn fork(engine: &Engine, path: &str, source_path: &str) -> Vec<u8> {
+    let request = CreateRequest {
+        fork: Some(ForkRequest {
+            source_path,
+            offset: None,
+            sub_offset: 0,
+        }),
+        ..CreateRequest::default()
+    };
+    let attempt = || engine.create(path, &request, b"", engine.now_ms());
+    let mut made = attempt();
+    if matches!(made, Err(Undone::Wait)) {
+        engine.checkpoint().expect("checkpoint");
+        made = attempt();
+    }
+    assert!(made.is_ok_and(|created| created.new), "{path}");
+    engine.local_read(path, "-1", 1_000).expect("read").body
+}
+
+#[test]
+fn a_wall_clock_that_is_set_takes_nothing_from_a_fork_of_bytes_in_memory() {
+    for to_ms in [BEGIN_MS + HOUR_MS, BEGIN_MS - HOUR_MS] {
+        let (directory, clocks) = (TestDirectory::new(), clocks());
+        with_engine(&directory, &clocks, |engine| {
+            let ephemeral = CreateRequest {
+                class: Some(Class::Ephemeral),
+                ..CreateRequest::default()
+            };
+            create(engine, "source", ephemeral);
+            engine.local_append("source", b"one,").expect("appended");
+            assert_eq!(fork(engine, "before", "source"), b"one,");
+            clocks.set_ms(to_ms);
+            clocks.pass_ms(1);
+            engine.local_append("source", b"two,").expect("appended");
+            assert_eq!(fork(engine, "behind", "source"), b"one,two,");
+        });
+    }
 }

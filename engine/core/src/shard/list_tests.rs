@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::io::Doors;
 use crate::io::tests::TestDirectory;
+use crate::limits::LIST_LOOKS_SPARE;
 use crate::shard::engine::{Engine, Undone};
-use crate::stream::lifecycle::CreateRequest;
+use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 use crate::stream::state::Life;
 
 const STREAMS: usize = 3000;
@@ -18,8 +19,19 @@ fn create(engine: &Engine, path: &str) {
         ttl_seconds: Some(3600),
         ..CreateRequest::default()
     };
+    create_as(engine, path, &request);
+}
+
+fn create_as(engine: &Engine, path: &str, request: &CreateRequest<'_>) {
+    until_done(engine, || {
+        engine.create(path, request, b"", engine.now_ms())
+    });
+}
+
+/// Repeats what must wait for the log; waits for no sync of its own.
+fn until_done<T>(engine: &Engine, attempt: impl Fn() -> Result<T, Undone>) {
     for _ in 0..1000 {
-        match engine.create(path, &request, b"", engine.now_ms()) {
+        match attempt() {
             Ok(_) => return,
             Err(Undone::Wait) => engine.shard.kick(),
             Err(Undone::Refused { refusal, .. }) => panic!("{}", refusal.sentence()),
@@ -32,15 +44,18 @@ fn create(engine: &Engine, path: &str) {
 /// Every page, and the most streams that one of them looked at.
 fn pages(engine: &Engine) -> (Vec<String>, u64) {
     let (mut paths, mut most) = (Vec::new(), 0);
+    let mut after = String::new();
     loop {
-        let after: String = paths.last().cloned().unwrap_or_default();
         let before = engine.metrics.list_looks.get();
-        let page = engine.list("s/", &after, PAGE).unwrap_or_default();
+        let page = engine.list("s/", &after, PAGE).expect("listed");
         most = most.max(engine.metrics.list_looks.get() - before);
-        if page.is_empty() {
+        assert!(page.streams.len() <= PAGE);
+        paths.extend(page.streams.into_iter().map(|info| info.path));
+        let Some(next) = page.next else {
             return (paths, most);
-        }
-        paths.extend(page.into_iter().map(|info| info.path));
+        };
+        assert!(next > after && paths.last().is_none_or(|last| *last <= next));
+        after = next;
     }
 }
 
@@ -130,4 +145,47 @@ fn check_pages(engine: &Engine) {
     let (paths, most) = pages(engine);
     assert!(paths.iter().eq(&expected), "{} paths", paths.len());
     assert!(most <= 2 * PAGE as u64, "{most} looks for a page of {PAGE}");
+}
+
+#[test]
+fn a_page_looks_at_few_streams_that_are_not_on_it() {
+    with_engine(|engine| {
+        let source = |number: usize| format!("s/{number:05}");
+        const GONE: usize = LIST_LOOKS_SPARE + 2 * PAGE;
+        create(engine, "a");
+        for number in 0..GONE {
+            create_as(engine, &source(number), &CreateRequest::default());
+        }
+        for number in 0..GONE {
+            let fork = ForkRequest {
+                source_path: &source(number),
+                offset: None,
+                sub_offset: 0,
+            };
+            let request = CreateRequest {
+                fork: Some(fork),
+                ..CreateRequest::default()
+            };
+            create_as(engine, &format!("t/{number:05}"), &request);
+        }
+        create(engine, "s/z");
+        for number in 0..GONE {
+            let stream = engine.directory.get(&source(number)).expect("read");
+            let stream = stream.expect("there");
+            until_done(engine, || engine.delete(&stream, engine.now_ms()));
+        }
+        for _ in ["in memory", "in the catalog"] {
+            let (paths, most) = pages(engine);
+            assert_eq!(paths, ["s/z"]);
+            assert!(most <= 2 * (PAGE + LIST_LOOKS_SPARE) as u64, "{most} looks");
+            let before = engine.metrics.list_looks.get();
+            assert!(engine.list_one("s/").expect("answer").is_none());
+            assert!(engine.list_one("s/00000").expect("answer").is_none());
+            let found = engine.list_one("s/z").expect("answer").expect("there");
+            assert_eq!(found.path, "s/z");
+            assert_eq!(engine.metrics.list_looks.get() - before, 3);
+            engine.checkpoint().expect("checkpoint");
+            engine.directory.evict(0);
+        }
+    });
 }

@@ -9,6 +9,8 @@ use crate::io::wanted::{self, Key, Told, Wanted};
 use crate::io::{Doors, OpenMode, check_at_hand, read_exact_at, write_all_at};
 use crate::limits::LOADS_MAX;
 use crate::shard::engine::{Engine, Undone};
+use crate::stream::lifecycle::{CreateRequest, ForkRequest};
+use crate::stream::state::Life;
 
 fn open(directory: &TestDirectory) -> Arc<Engine> {
     let config = Config {
@@ -86,6 +88,54 @@ fn a_stream_is_found_after_it_was_fetched_and_absence_holds_until_the_catalog_ch
     looked.join().expect("told");
     engine.shard.stop_threads();
     thread.join().expect("commit thread");
+}
+
+#[test]
+fn the_delete_of_a_last_fork_fetches_the_chain_that_it_purges() {
+    let directory = TestDirectory::new();
+    let engine = open(&directory);
+    let committing = Arc::clone(&engine);
+    let thread = std::thread::spawn(move || committing.shard.run_commit_thread());
+    let chain = ["oldest", "middle", "fork"];
+    let created = engine.local_create(chain[0], "text/plain", None);
+    assert!(created.expect("created"));
+    for pair in chain.windows(2) {
+        let request = CreateRequest {
+            fork: Some(ForkRequest {
+                source_path: pair[0],
+                offset: None,
+                sub_offset: 0,
+            }),
+            ..CreateRequest::default()
+        };
+        let forked = engine.until_done(|| {
+            let made = engine.create(pair[1], &request, b"", engine.now_ms())?;
+            Ok(((), made.gate))
+        });
+        assert!(forked.is_ok());
+    }
+    assert!(engine.local_delete("middle").expect("hidden"));
+    assert!(engine.local_delete("oldest").expect("hidden"));
+    engine.checkpoint().expect("checkpoint");
+    engine.directory.evict(0);
+    let fork = engine.find("fork").ok().flatten().expect("loaded");
+    let reactor = Arc::clone(&engine);
+    let deleted = std::thread::spawn(move || {
+        wanted::never_wait();
+        while let Err(undone) = reactor.delete(&fork, reactor.now_ms()) {
+            assert!(matches!(undone, Undone::Wait));
+            assert!(matches!(fetch(&reactor), Told::AtHand));
+        }
+        for path in ["fork", "middle", "oldest"] {
+            let stream = reactor.directory.in_memory_at(path);
+            let life = stream.expect("was fetched").lock().life;
+            assert_eq!(life, Life::Gone, "{path}");
+        }
+    });
+    let deleted = deleted.join();
+    engine.shard.stop_threads();
+    thread.join().expect("commit thread");
+    deleted.expect("gone at once");
 }
 
 #[test]

@@ -61,6 +61,18 @@ impl Engine {
         }
     }
 
+    /// The same for what only asks: it has no outcome that could be unknown.
+    fn until_told<T>(
+        &self,
+        attempt: impl FnMut() -> Result<(T, Gate), Undone>,
+    ) -> Result<T, Refusal> {
+        let told = self.until_done(attempt);
+        told.map_err(|refusal| match refusal.code {
+            ErrorCode::OutcomeUnknown => ErrorCode::ServerBusy.into(),
+            _ => refusal,
+        })
+    }
+
     fn acknowledged(&self, gate: Gate) -> Result<(), Refusal> {
         if gate.is_open() || self.shard.wait_for(gate, LOG_PATIENCE) {
             return Ok(());
@@ -195,7 +207,7 @@ impl Engine {
 
     /// The visible tail; `None` if there is no such stream.
     pub fn local_tail(&self, path: &str) -> Result<Option<Offset>, Refusal> {
-        let found = self.until_done(|| {
+        let found = self.until_told(|| {
             let stream = self.local_stream(path)?;
             let mut state = stream.lock();
             self.check_life(&stream, &mut state, self.now_ms())?;
@@ -217,7 +229,7 @@ impl Engine {
 
     /// Whether bytes of a stream are lost for good: not only in files that are not there now.
     pub fn local_damaged(&self, path: &str) -> Result<bool, Refusal> {
-        self.until_done(|| {
+        self.until_told(|| {
             let stream = self.local_stream(path)?;
             let state = stream.lock();
             Ok((state.damaged.is_some(), self.control_gate(&state)))
@@ -231,7 +243,7 @@ impl Engine {
         offset: &str,
         max_bytes: u64,
     ) -> Result<LocalRead, Refusal> {
-        let stream = self.until_done(|| {
+        let stream = self.until_told(|| {
             let stream = self.local_stream(path)?;
             let gate = {
                 let mut state = stream.lock();

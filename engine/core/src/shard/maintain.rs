@@ -148,6 +148,9 @@ impl Retry {
 impl Engine {
     /// Gives back what the allocator keeps, when that is much.
     fn release_unheld(&self, ebb: &mut Ebb, now_us: u64) {
+        if !ebb.is_due(now_us) {
+            return;
+        }
         let held = ebb::held(&self.metrics);
         if resident_bytes().is_some_and(|resident| ebb.is_over(resident, held, now_us)) {
             release_memory();
@@ -279,6 +282,7 @@ impl Engine {
             highest_epoch: self.highest_epoch(),
             boot_id: self.doors.boot_id,
             now_ms: self.now_ms(),
+            steady_ms: self.steady_ms(),
             staged,
             used_up: &used_up,
             leave_packs: &leave_packs,

@@ -150,15 +150,21 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for one that is about to be told of with others. Returns the number of the frame that must be final then. A
-    /// log that has failed says nothing more: then it is told of as it was.
-    pub fn end_expired(&self, path: &str) -> Result<u64, Undone> {
-        let Some(stream) = self.directory.get(path)?.filter(|_| !self.shard.failed()) else {
-            return Ok(0);
+    /// The same for one that is about to be told of with others. Returns it, and the number of the frame that must be final
+    /// then. A log that has failed says nothing more: then it is told of as it was.
+    pub fn end_expired(&self, path: &str) -> Result<(Option<Arc<Stream>>, u64), Undone> {
+        let Some(stream) = self.find_to_read(path)? else {
+            return Ok((None, 0));
         };
-        let mut state = stream.lock();
-        self.end_if_expired(&stream, &mut state)?;
-        Ok(state.control_sequence)
+        if self.shard.failed() {
+            return Ok((Some(stream), 0));
+        }
+        let sequence = {
+            let mut state = stream.lock();
+            self.end_if_expired(&stream, &mut state)?;
+            state.control_sequence
+        };
+        Ok((Some(stream), sequence))
     }
 
     /// Where a removed stream ended: that incarnation, or the newest removed one of the name.
@@ -230,8 +236,7 @@ impl Engine {
                 there.push(stream);
                 continue;
             }
-            self.end_expired(&stream.path)?;
-            there.extend(self.find_to_read(&stream.path)?);
+            there.extend(self.end_expired(&stream.path)?.0);
         }
         Ok(Matching {
             streams: there,

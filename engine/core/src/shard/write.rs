@@ -242,6 +242,9 @@ impl Engine {
         }
         change.sequence = sequence;
         state.apply(&change);
+        if stage == Stage::Synced {
+            state.held_sequence = sequence;
+        }
         if stage == Stage::Applied || sabotage::is(Sabotage::ShowEarly) {
             state.publish_applied();
             state.changed = self.shard.changes.stamp();

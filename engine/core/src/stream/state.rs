@@ -192,6 +192,8 @@ pub struct StreamState {
     /// What a purged stream had taken over from stages: kept until the catalog has forgotten the stream.
     pub abandoned: Vec<Adopted>,
     pub visible: Visible,
+    /// The newest append that is shown only when it is synced, whatever the class.
+    pub held_sequence: u64,
     /// Stamp of the newest change that readers may see; 0 = none since it was loaded.
     pub changed: u64,
     /// What appends in memory alone have changed beside the bytes.
@@ -257,6 +259,7 @@ impl StreamState {
             hot: Hot::default(),
             abandoned: Vec::new(),
             visible: Visible::default(),
+            held_sequence: 0,
             changed: 0,
             unsettled: None,
             counted: Counted::default(),

@@ -156,6 +156,7 @@ fn finish(
         cold: &cold,
         metrics: &metrics,
         now_ms: doors.clock.wall_ms(),
+        steady_ms: doors.clock.wall_ms(),
         losses: &losses,
         highest_epoch,
         boot_id: learnt.boot_id,

@@ -24,7 +24,7 @@ fn contents(engine: &Engine) -> BTreeMap<String, Content> {
     let listed = engine
         .list("", "", 1000)
         .unwrap_or_else(|_| panic!("listed"));
-    let paths = listed.into_iter().map(|info| info.path.to_string());
+    let paths = listed.streams.into_iter().map(|info| info.path.to_string());
     paths
         .map(|path| {
             let Ok(Some(stream)) = engine.directory.get(&path) else {

@@ -7,11 +7,8 @@ Invariant: the socket is connected to an address that `address` approved in this
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
 import ssl
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -23,7 +20,6 @@ from millstream.control.limits import (
     REPLY_HEAD_BYTES_MAX,
     REPLY_PARTS_MAX,
     REPLY_READ_BYTES,
-    RESOLVE_TIMEOUT_S,
 )
 from millstream.control.subscriptions.address import AddressRefused, Target
 
@@ -49,38 +45,7 @@ class Reply:
         return isinstance(value, dict) and value.get("done") is True
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name. A hanging resolver must not hold up a shutdown: hence a daemon thread."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[str]] = loop.create_future()
-
-    def settle(addresses: list[str] | None, error: OSError | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(addresses or [])
-
-    def look_up() -> None:
-        addresses: list[str] | None = None
-        failure: OSError | None = None
-        try:
-            rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
-        except UnicodeError as error:
-            failure = OSError(f"{host!r} cannot be resolved: {error}")
-        except OSError as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            loop.call_soon_threadsafe(settle, addresses, failure)
-
-    threading.Thread(target=look_up, name="millstream-resolve", daemon=True).start()
-    async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-        return await answer
-
-
-async def checked_addresses(target: Target, resolver: Resolver = resolve) -> list[str]:
+async def checked_addresses(target: Target, resolver: Resolver) -> list[str]:
     """All addresses of the target; `AddressRefused` if any of them may not be called."""
     addresses = await resolver(target.host, target.port)
     if not addresses:
@@ -95,7 +60,7 @@ async def post(
     body: bytes,
     headers: dict[str, str],
     timeout_s: float,
-    resolver: Resolver = resolve,
+    resolver: Resolver,
     tls: ssl.SSLContext | None = None,
 ) -> Reply:
     """Posts and reads the answer; `DeliveryFailed` for everything that is not a 2xx answer in time."""

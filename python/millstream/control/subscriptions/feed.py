@@ -123,8 +123,9 @@ class Feed:
         scope = self._wait_for(self._ask_scope)
         missing = dict.fromkeys(scope.linked)
         for prefix in scope.prefixes:
-            after = ""
-            while page := self._engine.list(prefix, after, FEED_BATCH_MAX):
+            after: str | None = ""
+            while after is not None:
+                page, after = self._engine.list(prefix, after, FEED_BATCH_MAX)
                 paths = [entry["path"] for entry in page]
                 changes: list[Change] = []
                 for entry, globs in zip(page, self._engine.globs_of(paths), strict=True):
@@ -132,7 +133,6 @@ class Feed:
                     if globs is not None:
                         changes.append((entry["path"], entry["tail"], globs))
                 self._hand_over(changes)
-                after = paths[-1]
         for batch in _batches(list(missing)):
             found = zip(batch, self._engine.globs_of(batch), strict=True)
             self._hand_over([(path, self._engine.tail(path), globs or []) for path, globs in found])

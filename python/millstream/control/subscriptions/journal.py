@@ -50,7 +50,7 @@ class StateStreams(Protocol):
     def tail(self, path: str) -> str | None: ...
     def damaged(self, path: str) -> bool: ...
     def delete(self, path: str) -> bool: ...
-    def list(self, prefix: str = ..., after: str = ..., limit: int = ...) -> list[Any]: ...
+    def list(self, prefix: str = ..., after: str = ..., limit: int = ...) -> Any: ...
 
 
 class Journal:
@@ -120,10 +120,10 @@ class Journal:
 
     def _numbers(self) -> list[int]:
         numbers: list[int] = []
-        after = ""
-        while page := self._engine.list(HISTORY_PREFIX, after, 1000):
+        after: str | None = ""
+        while after is not None:
+            page, after = self._engine.list(HISTORY_PREFIX, after, 1000)
             numbers += [int(entry["path"].removeprefix(HISTORY_PREFIX)) for entry in page]
-            after = page[-1]["path"]
         return sorted(numbers)
 
     def _load_one(self, number: int, *, is_oldest: bool) -> list[e.Event] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream._engine import matching
 from millstream.control.limits import (
+    OBSERVED_LINKS_STEP,
     RETRY_FIRST_MS,
     RETRY_JITTER,
     RETRY_MAX_MS,
@@ -28,7 +29,7 @@ from millstream.control.subscriptions.offsets import BEFORE_FIRST, ZERO, is_empt
 from millstream.control.subscriptions.state import State, linked, named_bytes, stream_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 # A stream, its tail (None: it is gone), and the patterns that match it.
 Change = tuple[str, str | None, "Sequence[str]"]
@@ -198,23 +199,37 @@ class Machine:
 
     # The engine's side: streams change.
 
-    def observe(self, changes: Iterable[Change]) -> Outcome:
-        """Streams that were created, appended to, closed or deleted."""
-        outcome = Outcome()
+    def observe(self, changes: Iterable[Change]) -> Iterator[Outcome]:
+        """Streams that were created, appended to, closed or deleted.
+
+        In pieces, each a decision of its own: other commands may come between them.
+        """
+        outcome, links = Outcome(), 0
         touched: dict[str, None] = {}
         for path, tail, patterns in changes:
             if path.startswith(RESERVED_PREFIX):  # our own history must never wake anybody
                 continue
             if tail is None:
+                links += len(self.state.owners_of(path))
                 self._forget_stream(outcome, path)
-                continue
-            if not is_empty(tail):
-                self._link_newcomer(outcome, path, patterns)
-            self.state.note_tail(path, tail)
-            touched.update(dict.fromkeys(self.state.owners_of(path)))
+            else:
+                if not is_empty(tail):
+                    self._link_newcomer(outcome, path, patterns)
+                self.state.note_tail(path, tail)
+                owners = self.state.owners_of(path)
+                links += len(owners)
+                touched.update(dict.fromkeys(owners))
+            if links >= OBSERVED_LINKS_STEP:
+                yield outcome
+                outcome, links = Outcome(), 0
         for id in touched:  # noqa: A001
-            self._wake_if_idle(outcome, self.state.subscriptions[id])
-        return outcome
+            subscription = self.state.subscriptions.get(id)
+            if subscription is not None and self._wake_if_idle(outcome, subscription):
+                links += min(len(subscription.pending), WAKE_STREAMS_MAX)
+            if links >= OBSERVED_LINKS_STEP:
+                yield outcome
+                outcome, links = Outcome(), 0
+        yield outcome
 
     def _link_newcomer(self, outcome: Outcome, path: str, patterns: Iterable[str]) -> None:
         """A stream not linked at creation did not exist then: all of it is new to the subscription.

@@ -317,10 +317,15 @@ class SubscriptionManager:
     async def _observe(self, changes: list[Change]) -> None:
         if self._relayed is not None:
             self._relayed += changes
-        if self._available:
-            await self._quietly(lambda machine: machine.observe(changes))
-        else:
+        if not self._available:
             self._feed.request_rescan()
+            return
+        machine = self._machine
+        for outcome in machine.observe(changes):
+            if machine is not self._machine:  # read again from disk: all is listed again
+                return
+            await self._quietly(_decided(outcome))
+            await asyncio.sleep(0)
 
     def _scope(self) -> Scope:
         state = self._machine.state
@@ -358,10 +363,10 @@ class SubscriptionManager:
     async def _check_wake_stream(self, config: Config) -> None:
         if config.wake_stream is not None:
             path = config.wake_stream
-            found = await self._in_pool(lambda: self._engine.list(path, "", 1))
-            if not found or found[0]["path"] != path:
+            found = await self._in_pool(lambda: self._engine.list_one(path))
+            if found is None:
                 raise Refused(400, "INVALID_REQUEST", f"wake_stream {path!r} does not exist")
-            if found[0]["content_type"].partition(";")[0].strip().lower() != "application/json":
+            if found["content_type"].partition(";")[0].strip().lower() != "application/json":
                 raise Refused(400, "INVALID_REQUEST", f"wake_stream {path!r} is not a JSON stream")
 
     def _collect_tails(self, config: Config) -> dict[str, str]:
@@ -369,11 +374,12 @@ class SubscriptionManager:
         found = {p: tail for p, tail in self._tails(config.streams).items() if tail is not None}
         if config.pattern is None:
             return found
-        prefix, after = globs.literal_prefix(config.pattern), ""
-        while page := self._engine.list(prefix, after, 1000):
+        prefix = globs.literal_prefix(config.pattern)
+        after: str | None = ""
+        while after is not None:
+            page, after = self._engine.list(prefix, after, 1000)
             tails = {row["path"]: row["tail"] for row in page}
             found.update((path, tails[path]) for path in matching(config.pattern, list(tails)))
-            after = page[-1]["path"]
         return found
 
     def _tails(self, paths: list[str] | tuple[str, ...]) -> dict[str, str | None]:
@@ -403,6 +409,10 @@ class SubscriptionManager:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("subscriptions: a task failed", exc_info=error)
+
+
+def _decided(outcome: Outcome) -> Callable[[Machine], Outcome]:
+    return lambda _: outcome
 
 
 def _new_machine() -> Machine:

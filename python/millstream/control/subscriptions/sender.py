@@ -1,6 +1,6 @@
 """Sending a wake: a signed webhook request, or a record on the wake stream.
 
-Sits below `manager`. Invariants: webhooks run in `turns`, and never two sends for one wake; what is sent was read
+Sits below `manager`. Invariants: webhooks run in `turns`, names are looked up by `lookups`, and never two sends for one wake; what is sent was read
 from synced state; a failure of any kind is a `DeliveryFailed`, which the caller turns into a retry.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from millstream.control.limits import DELIVERY_TIMEOUT_MS_MAX
 from millstream.control.subscriptions import address, delivery
 from millstream.control.subscriptions.address import AddressRefused
 from millstream.control.subscriptions.delivery import DeliveryFailed
+from millstream.control.subscriptions.lookups import Lookups
 from millstream.control.subscriptions.turns import Turn, Turns
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from millstream.allowlists import Place
     from millstream.control.subscriptions.keys import Keys
     from millstream.control.subscriptions.model import StreamView, Subscription, Wake
+
+log = logging.getLogger(__name__)
 
 
 class Sender:
@@ -46,6 +50,7 @@ class Sender:
         self._now_ms = now_ms
         self._allowed = allowed
         self._turns = Turns(lambda change: engine.count("webhooks_waiting", change))
+        self._lookups = Lookups(lambda change: engine.count("webhook_lookups", change))
         self._in_flight: set[str] = set()
 
     def line_up(self, subscription: Subscription, wake: Wake, go: Callable[[Turn], None]) -> None:
@@ -69,16 +74,23 @@ class Sender:
         self, turn: Turn, subscription: Subscription, wake: Wake, views: list[StreamView]
     ) -> bool:
         """Sends one wake; whether the receiver is done with it already."""
-        if subscription.config.type == "webhook":
-            try:
+        webhook = subscription.config.type == "webhook"
+        try:
+            if webhook:
                 done = await turn.post(self._post(subscription, wake, views))
-            except DeliveryFailed:
+            else:
+                done = await self._announce(subscription, wake)
+        except Exception as error:
+            if webhook:
                 self._engine.count("webhook_failures", 1)
+            if isinstance(error, DeliveryFailed):
                 raise
+            # Nobody foresaw it, and who does not try again would never send this wake.
+            log.error("subscription %s: a delivery failed", subscription.id, exc_info=error)
+            raise DeliveryFailed(f"{type(error).__name__}: {error}") from error
+        if webhook:
             self._engine.count("webhooks", 1)
-            return done
-        await self._announce(subscription, wake)
-        return False
+        return done
 
     async def _post(self, subscription: Subscription, wake: Wake, views: list[StreamView]) -> bool:
         now = self._now_ms()
@@ -102,10 +114,11 @@ class Sender:
         except AddressRefused as error:
             raise DeliveryFailed(f"address refused: {error}") from error
         tls = self._tls if target.secure else None
-        reply = await delivery.post(target, body, headers, timeout_s, tls=tls)
+        resolver = self._lookups.resolve
+        reply = await delivery.post(target, body, headers, timeout_s, resolver, tls)
         return reply.done
 
-    async def _announce(self, subscription: Subscription, wake: Wake) -> None:
+    async def _announce(self, subscription: Subscription, wake: Wake) -> bool:
         path = subscription.config.wake_stream or ""
         record = {
             "type": "wake",
@@ -120,6 +133,7 @@ class Sender:
             await loop.run_in_executor(self._pool, self._engine.append, path, data)
         except EngineError as error:
             raise DeliveryFailed(f"wake stream {path!r}: {error.detail}") from error
+        return False
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

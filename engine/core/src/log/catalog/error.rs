@@ -18,6 +18,13 @@ pub enum CatalogError {
     Corrupt(String),
 }
 
+impl CatalogError {
+    /// Whether only a thread that must not wait was refused (`io/wanted`).
+    pub fn would_block(&self) -> bool {
+        matches!(self, CatalogError::Io(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
 impl fmt::Display for CatalogError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

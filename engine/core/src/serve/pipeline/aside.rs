@@ -1,4 +1,4 @@
-//! Reads, stages and commits that must wait for the log: put aside, so that no worker waits with them.
+//! Reads, stages, commits and large writes that must wait for the log: put aside, so that no worker waits with them.
 //!
 //! One thread waits for the log on behalf of all, and puts them back into the queue when it has come farther. There they
 //! begin anew: looking through a body of megabytes once more for each step of the log would leave no time for anything else,
@@ -18,7 +18,6 @@ use crate::limits::{LOG_PATIENCE, PIPELINE_QUEUE_MAX};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::Job;
 use crate::serve::pipeline::pool::{LOOK_AGAIN, Pipeline};
-use crate::shard::engine::Undone;
 
 /// The longest pause between two tries, and the shortest between two looks that found nobody whose time has come.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -83,9 +82,7 @@ impl Pipeline {
             return;
         };
         drop(jobs);
-        let (reactor, conn) = (job.reactor, job.conn);
-        drop(job);
-        self.finish(reactor, conn, Err(Undone::refused(refusal)));
+        self.refuse(*job, refusal);
     }
 
     /// A thread's loop; ends after [`Pipeline::stop`].

@@ -44,6 +44,7 @@ impl Reactor {
             conn: conn.token,
             asker: Arc::clone(&asker),
             waited: None,
+            received_ms: None,
             _reserved: Reserved::of(conn, &self.engine.metrics),
         };
         conn.job = Some((Box::new(job), body.len()));

@@ -1,18 +1,19 @@
 //! The workers of the pipeline paths and of large writes: a bounded queue of jobs and a few threads for each lane, and a
 //! list of finished ones per reactor.
 //!
-//! A worker may block: on the disk, on a lock. A write that must wait for the log (`Undone::Wait`) is run again by its worker
-//! after the next commit, for a bounded time; everything else is put aside meanwhile (`aside`, `waits`).
+//! A worker may block: on the disk, on a lock. What must wait for the log (`Undone::Wait`) is put aside meanwhile (`aside`,
+//! `waits`), for a bounded time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::error::ErrorCode;
-use crate::limits::{LOG_PATIENCE_MS, PIPELINE_QUEUE_MAX, SMALL_QUESTION_BYTES, WRITE_WORKERS};
+use crate::limits::{PIPELINE_QUEUE_MAX, SMALL_QUESTION_BYTES, WRITE_WORKERS};
 use crate::model::Gate;
 use crate::refusal::Refusal;
 use crate::serve::pipeline::aside::Aside;
@@ -62,11 +63,16 @@ impl Lane {
     }
 }
 
-/// Whether a question is about a few streams that it names: a pattern may match thousands.
+/// Whether a question is about a few streams that it names: a pattern may match thousands, and take long to compile. The
+/// keys are read as the worker will read them. An array would be taken for the fields in their order.
 fn is_small_question(body: &[u8]) -> bool {
-    const PATTERN: &[u8] = b"\"pattern\"";
+    #[derive(Deserialize)]
+    struct Asked {
+        pattern: Option<IgnoredAny>,
+    }
     body.len() <= SMALL_QUESTION_BYTES
-        && !body.windows(PATTERN.len()).any(|window| window == PATTERN)
+        && body.trim_ascii_start().starts_with(b"{")
+        && serde_json::from_slice(body).is_ok_and(|asked: Asked| asked.pattern.is_none())
 }
 
 #[derive(Default)]
@@ -132,20 +138,29 @@ impl Pipeline {
             ErrorCode::ServerBusy,
             "Too many large requests are in progress.",
         );
+        self.refuse(*job, refusal);
+    }
+
+    /// Gives up a job that was not run, or has changed nothing so far.
+    pub(super) fn refuse(&self, job: Job, refusal: Refusal) {
+        // The body goes before the answer is told of.
+        let (call, reactor, conn) = {
+            let job = job;
+            (job.call, job.reactor, job.conn)
+        };
         let undone = Undone::refused(refusal);
-        match job.call {
+        match call {
             PipelineCall::Write(head) => {
-                self.hand_back(job.reactor, job.conn, Outcome::Wrote(head, Err(undone)));
+                self.hand_back(reactor, conn, Outcome::Wrote(head, Err(undone)));
             }
-            _ => self.finish(job.reactor, job.conn, Err(undone)),
+            _ => self.finish(reactor, conn, Err(undone)),
         }
     }
 
     /// A worker's loop; ends after [`Pipeline::stop`].
     pub fn work(&self, lane: Lane) {
-        while let Some(job) = self.next(lane as usize) {
+        while let Some(mut job) = self.next(lane as usize) {
             let (engine, reactor, conn) = (&self.engine, job.reactor, job.conn);
-            let request = &job.request;
             let synced = engine.shard.synced();
             if job.is_abandoned() {
                 continue;
@@ -154,13 +169,17 @@ impl Pipeline {
             match &job.call {
                 PipelineCall::Tails => self.ask(&job),
                 PipelineCall::Write(head) => {
-                    let (head, received_ms) = (head.clone(), engine.now_ms());
-                    let wrote =
-                        self.patiently(|| write::run(engine, &head, &request.body, received_ms));
-                    drop(job);
-                    self.hand_back(reactor, conn, Outcome::Wrote(head, wrote));
+                    let received_ms = *job.received_ms.get_or_insert_with(|| engine.steady_ms());
+                    match write::run(engine, head, &job.request.body, received_ms) {
+                        Err(Undone::Wait) => self.put_aside(job, synced),
+                        wrote => {
+                            let head = head.clone();
+                            drop(job);
+                            self.hand_back(reactor, conn, Outcome::Wrote(head, wrote));
+                        }
+                    }
                 }
-                call => match run(engine, call, request) {
+                _ => match run(engine, &job) {
                     Err(Undone::Wait) => self.put_aside(job, synced),
                     outcome => {
                         drop(job);
@@ -187,45 +206,15 @@ impl Pipeline {
 
     /// Queues what has waited for the log, behind all others: it may have to wait again.
     pub(super) fn queue_again(&self, jobs: impl Iterator<Item = Box<Job>>) {
-        let lane = Lane::Pipeline as usize;
         let mut queue = self.queue.lock();
         if queue.stop {
             return;
         }
         for job in jobs {
+            let lane = Lane::of(&job) as usize;
             queue.jobs[lane].push_back(job);
             self.engine.metrics.pipeline_queue.add(1);
-        }
-        drop(queue);
-        self.ready[lane].notify_all();
-    }
-
-    /// Runs something again after the next commit for as long as it must wait for the log.
-    fn patiently<T>(&self, run: impl Fn() -> Result<T, Undone>) -> Result<T, Undone> {
-        let shard = &self.engine.shard;
-        let clock = &self.engine.doors.clock;
-        let began_us = clock.monotonic_us();
-        loop {
-            let before = shard.synced();
-            let outcome = run();
-            if !matches!(outcome, Err(Undone::Wait)) {
-                return outcome;
-            }
-            let waited_us = clock.monotonic_us().saturating_sub(began_us);
-            if self.engine.stopping.load(Ordering::Acquire) {
-                return Err(Undone::refused(ErrorCode::ShuttingDown));
-            }
-            if shard.failed() || waited_us > 1000 * LOG_PATIENCE_MS {
-                let refusal = Refusal::with(
-                    ErrorCode::ServerBusy,
-                    "The log made no progress while the request waited.",
-                );
-                return Err(Undone::refused(refusal));
-            }
-            shard.kick();
-            shard
-                .waiters
-                .wait_until(|| shard.synced() > before || shard.failed(), LOOK_AGAIN);
+            self.ready[lane].notify_one();
         }
     }
 
@@ -279,5 +268,32 @@ impl Pipeline {
     pub(super) fn rest(&self, ends: Instant) {
         let mut queue = self.queue.lock();
         while !queue.stop && !self.stopping.wait_until(&mut queue, ends).timed_out() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_with_a_pattern_is_not_small_however_it_is_written() {
+        for small in [
+            r#"{"streams":["a"]}"#,
+            r#" {"streams":["pattern","\u0070"],"wait_ms":1}"#,
+            r#"{"streams":["sm\u00f8r"]}"#,
+        ] {
+            assert!(is_small_question(small.as_bytes()), "{small}");
+        }
+        for other in [
+            r#"{"pattern":"a.*"}"#,
+            r#"{"p\u0061ttern":"a.*"}"#,
+            r#"{"wait_ms":0,"\u0070attern" : "a.*"}"#,
+            r#"[null,"a.*",null,null,0]"#,
+            r#" [null,"pattern",null,null,0]"#,
+        ] {
+            assert!(!is_small_question(other.as_bytes()), "{other}");
+        }
+        let long = format!(r#"{{"streams":["{}"]}}"#, "a".repeat(SMALL_QUESTION_BYTES));
+        assert!(!is_small_question(long.as_bytes()));
     }
 }

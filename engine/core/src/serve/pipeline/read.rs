@@ -14,6 +14,7 @@ use crate::refusal::Refusal;
 use crate::serve::pipeline::arrow::{Column, Encoder};
 use crate::serve::pipeline::lists::Bounded;
 use crate::serve::pipeline::tails::ToldGap;
+use crate::serve::pipeline::waits::Asker;
 use crate::serve::pipeline::walk::{Next, Walk};
 use crate::serve::pipeline::{Answer, take_answer_room};
 use crate::shard::engine::{Engine, Undone};
@@ -180,10 +181,10 @@ struct RangeGap {
     gap: ToldGap,
 }
 
-pub fn run(engine: &Arc<Engine>, body: &[u8]) -> Result<Answer, Undone> {
+pub fn run(engine: &Arc<Engine>, body: &[u8], asker: &Asker) -> Result<Answer, Undone> {
     let read = Read::parse(body).map_err(Undone::refused)?;
     let _room = take_answer_room(&engine.metrics, read.max_bytes)?;
-    let mut walk = Walk::new(engine, &read, Encoder::new(&read.columns));
+    let mut walk = Walk::new(engine, &read, asker, Encoder::new(&read.columns));
     walk.run()?;
     let mut headers = Vec::new();
     if let Some(next) = &walk.next {

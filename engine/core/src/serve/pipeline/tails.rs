@@ -271,6 +271,13 @@ const NAME_BYTES: usize = 64;
 
 type Places = Option<Vec<Result<Found, Refusal>>>;
 
+/// What the places of a stream take, with what is said of those that it does not have.
+fn places_len(places: &[Result<Found, Refusal>]) -> usize {
+    let refused = places.iter().filter_map(|place| place.as_ref().err());
+    let said: usize = refused.map(|refusal| refusal.sentence().len()).sum();
+    size_of_val(places) + said
+}
+
 impl Evaluated {
     fn new(stamp: u64, complete: bool) -> Evaluated {
         Evaluated {
@@ -349,7 +356,14 @@ impl Evaluated {
             stream.is_some_and(|stream| Arc::strong_count(stream) == 1)
         };
         let read = self.looks.iter().filter(|look| own(look)).count();
-        let told = self.streams.len() * (size_of::<(Tail, Places)>() + NAME_BYTES);
+        let places = self
+            .streams
+            .iter()
+            .filter_map(|(_, places)| places.as_deref());
+        let told = self.streams.len() * (size_of::<(Tail, Places)>() + NAME_BYTES)
+            + (self.missing.len() + self.gone.len()) * NAME_BYTES
+            + self.removed.len() * (size_of::<Ending>() + NAME_BYTES)
+            + places.map(places_len).sum::<usize>();
         told + self.looks.len() * size_of::<Look>() + read * size_of::<Stream>()
     }
 
@@ -652,4 +666,50 @@ pub fn render(engine: &Engine, evaluated: &Evaluated) -> Result<Answer, Undone> 
     };
     let body = super::to_json(&told).map_err(Undone::refused)?;
     Ok(Answer::json(200, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Class, ContentType};
+
+    const PLACE: Place = Place {
+        offset: Offset::START,
+        number: 0,
+    };
+
+    fn told(places: Places) -> Evaluated {
+        let tail = Tail {
+            name: "a".into(),
+            incarnation: StreamId(1),
+            content_type: Arc::new(ContentType::new("text/plain")),
+            class: Class::Fsync,
+            closed: false,
+            first: PLACE,
+            tail: PLACE,
+            bytes: 0,
+            time_ms: None,
+            epochs: 1,
+        };
+        let mut evaluated = Evaluated::new(0, false);
+        evaluated.streams.push((tail, places));
+        evaluated
+    }
+
+    #[test]
+    fn places_of_an_answer_that_waits_are_counted() {
+        let none = told(None).memory_len();
+        let found = |_| {
+            Ok(Found {
+                place: PLACE,
+                time_ms: None,
+                gap: None,
+            })
+        };
+        let found = told(Some((0..1000).map(found).collect())).memory_len();
+        assert!(found - none >= 1000 * size_of::<Found>());
+        let refused = |_| Err(bad("x".repeat(100)));
+        let refused = told(Some((0..1000).map(refused).collect())).memory_len();
+        assert!(refused - found >= 1000 * 100, "what is said of each, too");
+    }
 }

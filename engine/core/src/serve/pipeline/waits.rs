@@ -32,11 +32,14 @@ use crate::serve::pipeline::tails::{self, Evaluated, Question};
 use crate::serve::pipeline::{Answer, Held, Job, check_waiting_room};
 use crate::shard::engine::Undone;
 
-/// Least and longest rest between two looks.
+/// Least rest between two looks, and the longest after one that all had their turn in.
 const REST_MIN: Duration = Duration::from_millis(3);
 const REST_MAX: Duration = Duration::from_millis(500);
-/// No further turn begins in a look that has taken this long; the next look goes on there.
-const LOOK_MAX: Duration = Duration::from_millis(100);
+/// How many times longer than a look that left some without their turn the rest after it is: a thread that always has
+/// somebody to look at takes a quarter of a core.
+const REST_FACTOR: u32 = 3;
+/// No further turn begins in a look that has taken this long; the next look goes on there. Short, so that the rest is.
+const LOOK_MAX: Duration = Duration::from_millis(25);
 
 /// Which questions a thread looks at.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,13 +49,12 @@ pub enum Pace {
 }
 
 impl Pace {
-    /// How long to rest after a look. Slow ones may have half a core: some have waited for nothing else.
-    fn rest(self, cost: Duration) -> Duration {
-        let factor = match self {
-            Pace::Quick => 10,
-            Pace::Slow => 1,
-        };
-        (cost * factor).clamp(REST_MIN, REST_MAX)
+    /// How long to rest after a look. Slow ones may have as much as there is: some have waited for nothing else.
+    fn rest(self, cost: Duration, finished: bool) -> Duration {
+        match self {
+            Pace::Quick if finished => (cost * 10).clamp(REST_MIN, REST_MAX),
+            _ => (cost * REST_FACTOR).max(REST_MIN),
+        }
     }
 }
 
@@ -193,10 +195,8 @@ impl Pipeline {
                 self.rest(deadline.map_or(rests_until, |at| at.min(rests_until)));
             } else if self.engine.shard.changes.wait(&mut heard, deadline) {
                 let began = Instant::now();
-                // Quick ones that have had no turn yet wait for no rest.
-                if self.look(pace) || pace == Pace::Slow {
-                    rests_until = Instant::now() + pace.rest(began.elapsed());
-                }
+                let finished = self.look(pace);
+                rests_until = Instant::now() + pace.rest(began.elapsed(), finished);
             }
         }
     }

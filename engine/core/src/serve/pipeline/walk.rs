@@ -7,16 +7,21 @@
 //! - `I-WALK-1` Rows come in the order of the ranges, and within a range in the order of their numbers.
 //! - `I-WALK-2` Where the window ends, `next` names the first record that is not in it: windows put one behind the
 //!   other are the ranges, no more and no less.
+//!   It ends when it is full, or when so much was looked through for it that others have waited long enough: ranges that
+//!   want little of large appends may ask for very much. That is behind a block at the earliest, so windows get on.
 //! - `I-WALK-3` Every gap between two rows, or at the end of a range, is noted in exactly one window.
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::error::ErrorCode;
-use crate::limits::READ_GAPS_MAX;
-use crate::model::{IndexEntry, Media, Offset};
+use crate::limits::{READ_GAPS_MAX, READ_LOOKED_THROUGH_MAX};
+use crate::model::{IndexEntry, Media, Offset, StreamId};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::arrow::Encoder;
 use crate::serve::pipeline::read::{Range, Read};
+use crate::serve::pipeline::waits::Asker;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::pull::Block;
 use crate::shard::tails::Place;
@@ -35,9 +40,16 @@ pub struct Next {
 pub struct Walk<'a> {
     pub(super) engine: &'a Arc<Engine>,
     pub(super) read: &'a Read,
+    asker: &'a Asker,
     pub(super) encoder: Encoder,
+    /// Appends of a stream from a position on; a range that begins where the last one did finds them here.
     pub(super) block: Block,
+    held: Option<(StreamId, u64)>,
+    /// Bytes of all blocks.
+    looked_through: u64,
+    /// Where the messages end of the append of the block that begins at that position, and is sound.
     pub(super) ends: Vec<u32>,
+    pub(super) ends_of: Option<u64>,
     pub gaps: Vec<(usize, Gap)>,
     pub next: Option<Next>,
 }
@@ -71,13 +83,22 @@ pub(super) enum Stretch {
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(engine: &'a Arc<Engine>, read: &'a Read, encoder: Encoder) -> Walk<'a> {
+    pub fn new(
+        engine: &'a Arc<Engine>,
+        read: &'a Read,
+        asker: &'a Asker,
+        encoder: Encoder,
+    ) -> Walk<'a> {
         Walk {
             engine,
             read,
+            asker,
             encoder,
             block: Block::default(),
+            held: None,
+            looked_through: 0,
             ends: Vec::new(),
+            ends_of: None,
             gaps: Vec::new(),
             next: None,
         }
@@ -95,6 +116,7 @@ impl<'a> Walk<'a> {
     pub fn run(&mut self) -> Result<(), Undone> {
         let read = self.read;
         for (number, range) in read.ranges.iter().enumerate() {
+            self.check_wanted().map_err(Undone::refused)?;
             if self.is_full() {
                 self.stop_before(number, range);
                 return Ok(());
@@ -118,7 +140,21 @@ impl<'a> Walk<'a> {
     }
 
     fn is_full(&self) -> bool {
-        self.encoder.bytes() >= self.read.max_bytes || self.gaps.len() >= READ_GAPS_MAX
+        self.encoder.bytes() >= self.read.max_bytes
+            || self.gaps.len() >= READ_GAPS_MAX
+            || self.has_looked_enough()
+    }
+
+    fn has_looked_enough(&self) -> bool {
+        self.looked_through >= READ_LOOKED_THROUGH_MAX
+    }
+
+    /// Whether somebody still waits for the window, and may.
+    fn check_wanted(&self) -> Result<(), Refusal> {
+        if self.engine.stopping.load(Ordering::Acquire) || self.asker.is_gone() {
+            return Err(ErrorCode::ShuttingDown.into());
+        }
+        Ok(())
     }
 
     fn stop_before(&mut self, number: usize, range: &Range) {
@@ -158,14 +194,7 @@ impl<'a> Walk<'a> {
                 Err(_) => break,
             }
         }
-        let place = Place {
-            offset: course.offset,
-            number: course.record,
-        };
-        self.next = Some(Next {
-            range: number,
-            place,
-        });
+        self.stop_at(&course);
         Ok(())
     }
 
@@ -280,20 +309,51 @@ impl<'a> Walk<'a> {
             offsets::offset_before(&state, &self.engine.losses, course.position).epoch
         };
         while course.position < end && !self.range_is_done(course) {
+            self.check_wanted()?;
             let mut block = std::mem::take(&mut self.block);
-            let pulled = self
-                .engine
-                .pull(&course.stream, course.position, end, &mut block);
-            let result = match pulled {
-                Ok(()) => self.take_block(course, &block, epoch),
+            let result = match self.pull(course, end, &mut block) {
+                Ok(true) => self.take_block(course, &block, epoch),
+                Ok(false) => Ok(self.stop_at(course)),
                 Err(error) => Err(self.engine.read_failed(&course.stream, error)),
             };
             self.block = block;
+            if result.is_err() {
+                self.held = None;
+            }
             if let Stretch::Full = result? {
                 return Ok(Stretch::Full);
             }
         }
         Ok(Stretch::Done)
+    }
+
+    /// Fills the block from where the range is. `false`: enough was looked through for this window.
+    fn pull(&mut self, course: &Course, end: u64, block: &mut Block) -> io::Result<bool> {
+        let wanted = Some((course.stream.id, course.position));
+        if self.held == wanted && block.entries.last().is_some_and(|last| last.end <= end) {
+            return Ok(true);
+        }
+        if self.has_looked_enough() {
+            return Ok(false);
+        }
+        (self.held, self.ends_of) = (None, None);
+        self.engine
+            .pull(&course.stream, course.position, end, block)?;
+        self.held = wanted;
+        let last = block.entries.last().map_or(0, |last| last.end);
+        self.looked_through += last.saturating_sub(course.position);
+        Ok(true)
+    }
+
+    fn stop_at(&mut self, course: &Course) -> Stretch {
+        self.next = Some(Next {
+            range: course.number,
+            place: Place {
+                offset: course.offset,
+                number: course.record,
+            },
+        });
+        Stretch::Full
     }
 }
 
