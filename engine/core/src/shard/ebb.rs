@@ -55,14 +55,15 @@ impl Ebb {
             known => known.map_or(beside, |least| least.min(beside)),
         };
         self.least = Some(least);
-        if beside - least < EBB_MIN_BYTES {
+        let more = beside.saturating_sub(least);
+        if more < EBB_MIN_BYTES {
             self.apart_since_us = None;
             self.released = self.released.map(|(at, _)| (at, EBB_PAUSE_US));
             return false;
         }
         let since_us = *self.apart_since_us.get_or_insert(now_us);
         // Memory that threads give back to each other has holes: under load they grow to several times of what is in use.
-        let much = beside - least >= EBB_MUCH_BYTES;
+        let much = more >= EBB_MUCH_BYTES;
         let rested = |(at, pause)| now_us.saturating_sub(at) >= if much { EBB_US } else { pause };
         let over = now_us.saturating_sub(since_us) >= EBB_US && self.released.is_none_or(rested);
         if over {
