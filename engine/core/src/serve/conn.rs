@@ -121,8 +121,8 @@ pub struct Conn {
     /// Bytes that have left, and how many there were when it was found so last: time that a client has for each of them.
     pub left: u64,
     pub blocked_at: u64,
-    /// How many of them its side had acknowledged then, or when its time was up.
-    pub taken: u64,
+    /// How many of them its side had acknowledged when it was looked at since.
+    pub taken: Option<u64>,
     /// The kernel calls it writable and takes nothing: it is asked again at this time. 0: it is not like that.
     pub rests_until_ms: u64,
     pub dead: bool,
@@ -184,7 +184,7 @@ impl Conn {
             cost_us: 0,
             left: 0,
             blocked_at: u64::MAX,
-            taken: 0,
+            taken: None,
             rests_until_ms: 0,
             blocked: false,
             dead: false,

@@ -18,6 +18,8 @@ const PIECE_MAX_BYTES: usize = 256 * 1024;
 const AT_HAND_MS: u64 = 100;
 /// Times that one connection may go on with its pipelined requests before others get their turn.
 const STEPS_PER_TURN: usize = 4;
+/// When a client is looked at first whose socket is full: how much it has taken by then.
+const FIRST_LOOK_MS: u64 = 250;
 /// How long a client may still send, which is thrown away, when it has been sent its last byte.
 const LINGER_MS: u64 = 5_000;
 
@@ -111,22 +113,23 @@ impl Reactor {
         self.go_on_later(conn);
     }
 
-    /// A client has so long for every byte: that its socket is looked at again gives it no more.
+    /// A client has so long for every byte: that its socket is looked at again gives it no more. What it has taken by now is
+    /// asked a little later, since most sockets have room again before that.
     fn note_blocked(&mut self, conn: &mut Conn) {
         conn.blocked = true;
         if conn.left != conn.blocked_at {
             conn.blocked_at = conn.left;
-            conn.taken = taken(conn);
-            conn.deadline_ms = self.now_ms + self.engine.config.send_timeout_ms;
+            conn.taken = None;
+            conn.deadline_ms = self.now_ms + FIRST_LOOK_MS;
         }
     }
 
-    /// Whether the client has taken something since it was looked at last. A slow one does so for minutes before the kernel
-    /// has room for more.
+    /// Whether the client has taken something since it was looked at last, or was never looked at. A slow one does so for
+    /// minutes before the kernel has room for more.
     pub fn still_takes(&self, conn: &mut Conn) -> bool {
-        let before = conn.taken;
-        conn.taken = taken(conn);
-        conn.taken > before
+        let taken = conn.left - sys::unacknowledged(conn.descriptor()).min(conn.left);
+        let before = conn.taken.replace(taken);
+        before.is_none_or(|before| taken > before)
     }
 
     fn send_output(&self, conn: &mut Conn) -> Sent {
@@ -310,11 +313,6 @@ impl Reactor {
         }
         Sent::Later
     }
-}
-
-/// How much of what has left the client's side has acknowledged.
-fn taken(conn: &Conn) -> u64 {
-    conn.left - sys::unacknowledged(conn.descriptor()).min(conn.left)
 }
 
 /// Sends one piece: shared memory as it is, file bytes by the kernel, the rest through one hot buffer.
