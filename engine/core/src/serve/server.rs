@@ -76,9 +76,10 @@ impl Server {
             .log
             .push(spawn("write", move || writing.shard.run_write_thread())?);
         let maintaining = Arc::clone(&engine);
+        let memory = engine.memory_without_clients();
         threads.maintenance = Some(spawn("maintain", move || {
             crate::serve::sys::give_way();
-            maintaining.run_maintenance()
+            maintaining.run_maintenance(memory)
         })?);
         let scrubbing = Arc::clone(&engine);
         threads.scrub = Some(spawn("scrub", move || {

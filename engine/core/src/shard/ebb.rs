@@ -27,7 +27,7 @@ pub fn held(metrics: &Metrics) -> u64 {
 #[derive(Default)]
 pub struct Ebb {
     /// When the process was last asked what it takes.
-    looked_us: u64,
+    looked_us: Option<u64>,
     /// The least that the process took beside what was held, as far as that can be told.
     least: Option<u64>,
     /// Since when it takes much more than that.
@@ -39,9 +39,10 @@ pub struct Ebb {
 impl Ebb {
     /// Asking costs the kernel some work: four times in the shortest time that counts are enough.
     pub fn is_due(&mut self, now_us: u64) -> bool {
-        let due = now_us.saturating_sub(self.looked_us) >= EBB_US / 4;
+        let passed = |at| now_us.saturating_sub(at) >= EBB_US / 4;
+        let due = self.looked_us.is_none_or(passed);
         if due {
-            self.looked_us = now_us;
+            self.looked_us = Some(now_us);
         }
         due
     }
@@ -90,6 +91,17 @@ mod tests {
         assert!(!ebb.is_over(MUCH, 0, EBB_US + 1));
         assert!(ebb.is_over(MUCH, 0, EBB_US + 2));
         assert!(!ebb.is_over(BASE, 0, EBB_US + 3), "it is gone");
+    }
+
+    #[test]
+    fn the_first_look_is_due_whatever_the_clock_says() {
+        let mut ebb = Ebb::default();
+        assert!(
+            ebb.is_due(1),
+            "what there is without clients is not known later"
+        );
+        assert!(!ebb.is_due(EBB_US / 4));
+        assert!(ebb.is_due(EBB_US / 4 + 1));
     }
 
     #[test]

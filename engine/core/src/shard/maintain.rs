@@ -157,13 +157,19 @@ impl Engine {
         }
     }
 
+    /// What the process takes before it has clients: they may be there before the maintenance thread has a turn.
+    pub fn memory_without_clients(&self) -> Ebb {
+        let mut ebb = Ebb::default();
+        self.release_unheld(&mut ebb, self.doors.clock.monotonic_us());
+        ebb
+    }
+
     /// The maintenance thread's loop.
-    pub fn run_maintenance(&self) {
+    pub fn run_maintenance(&self, mut ebb: Ebb) {
         let mut expiry_cursor: Option<Vec<u8>> = Some(Vec::new());
         let mut last_sweep_us = 0;
         let mut quiet = Quiet::default();
         let mut retry = Retry::default();
-        let mut ebb = Ebb::default();
         self.prepare_spares();
         self.sweep_orphans();
         loop {

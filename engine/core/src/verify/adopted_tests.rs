@@ -10,6 +10,7 @@ use crate::io::tests::TestDirectory;
 use crate::shard::adopt::{CommitRequest, CommitStage};
 use crate::shard::backup::BackupOptions;
 use crate::shard::backup::tests::restore;
+use crate::shard::ebb::Ebb;
 use crate::shard::engine::Engine;
 use crate::verify::{repair_directory, verify_directory};
 
@@ -25,7 +26,7 @@ fn with_engine<T>(directory: &Path, work: impl FnOnce(&Engine) -> T) -> T {
     let engine = opened.expect("opens").engine;
     let (committing, maintaining) = (Arc::clone(&engine), Arc::clone(&engine));
     let commit = std::thread::spawn(move || committing.shard.run_commit_thread());
-    let maintenance = std::thread::spawn(move || maintaining.run_maintenance());
+    let maintenance = std::thread::spawn(move || maintaining.run_maintenance(Ebb::default()));
     let result = work(&engine);
     engine.maintenance.stop();
     maintenance.join().expect("maintenance thread");
