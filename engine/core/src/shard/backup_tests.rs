@@ -14,7 +14,6 @@ use crate::log::format::{FORMAT, FORMAT_FILE};
 use crate::model::Class;
 use crate::serve::server::Server;
 use crate::shard::backup::manifest::{MANIFEST_FILE, MARK_FILE};
-use crate::shard::ebb::Ebb;
 use crate::shard::engine::Engine;
 
 /// Checkpoints all the time if there is a thread that makes them, else only when asked for.
@@ -36,9 +35,10 @@ fn with_engine<T>(directory: &Path, maintained: bool, work: impl FnOnce(&Engine)
         .expect("opens")
         .engine;
     let (committing, maintaining) = (Arc::clone(&engine), Arc::clone(&engine));
+    let memory = engine.memory_without_clients();
     let commit = std::thread::spawn(move || committing.shard.run_commit_thread());
     let maintenance =
-        maintained.then(|| std::thread::spawn(move || maintaining.run_maintenance(Ebb::default())));
+        maintained.then(|| std::thread::spawn(move || maintaining.run_maintenance(memory)));
     let result = work(&engine);
     engine.maintenance.stop();
     if let Some(thread) = maintenance {

@@ -10,7 +10,6 @@ use crate::io::tests::TestDirectory;
 use crate::shard::adopt::{CommitRequest, CommitStage};
 use crate::shard::backup::BackupOptions;
 use crate::shard::backup::tests::restore;
-use crate::shard::ebb::Ebb;
 use crate::shard::engine::Engine;
 use crate::verify::{repair_directory, verify_directory};
 
@@ -25,8 +24,9 @@ fn with_engine<T>(directory: &Path, work: impl FnOnce(&Engine) -> T) -> T {
     let opened = Engine::open(config, doors, &mut |_| {});
     let engine = opened.expect("opens").engine;
     let (committing, maintaining) = (Arc::clone(&engine), Arc::clone(&engine));
+    let memory = engine.memory_without_clients();
     let commit = std::thread::spawn(move || committing.shard.run_commit_thread());
-    let maintenance = std::thread::spawn(move || maintaining.run_maintenance(Ebb::default()));
+    let maintenance = std::thread::spawn(move || maintaining.run_maintenance(memory));
     let result = work(&engine);
     engine.maintenance.stop();
     maintenance.join().expect("maintenance thread");
