@@ -24,6 +24,23 @@ def test_get_behind_post_sees_it(shared: Api, path: str) -> None:
             assert (answer.status, answer.body) == (200, expected)
 
 
+def test_a_fork_behind_an_append_to_its_source_takes_it_along(shared: Api, path: str) -> None:
+    shared.put(path)
+    with shared.connect() as connection:
+        for number in range(10):
+            fork = Api.target(f"{path}/fork/{number}")
+            connection.send(
+                request_bytes("POST", Api.target(path), TEXT, b"%d," % number)
+                + request_bytes("PUT", fork, {**TEXT, "Stream-Forked-From": path})
+                + request_bytes("GET", fork)
+            )
+            append, created = connection.read_response(), connection.read_response()
+            assert (append.status, created.status) == (204, 201)
+            assert created.offset == append.offset
+            expected = b"".join(b"%d," % before for before in range(number + 1))
+            assert connection.read_response().body == expected
+
+
 def test_two_thousand_appends_in_one_write_keep_their_order(shared: Api, path: str) -> None:
     shared.put(path)
     count = 2000

@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
-from support.http import Api
+from support.http import Api, request_bytes
 from support.pipeline import Pipeline
 from support.server import Server
 from support.sse import EventStream
+
+TEXT = {"Content-Type": "text/plain"}
 
 
 @pytest.fixture
@@ -90,6 +93,30 @@ def test_since_a_moment(shared: Api, path: str) -> None:
     assert shared.get(path, since="2000-01-01T00:00:00Z").json() == ["before", "after"]
     future = shared.get(path, since="2999-01-01T00:00:00Z")
     assert (future.json(), future.offset) == ([], shared.head(path).offset)
+
+
+def test_no_append_is_older_than_its_request(
+    start_server: Callable[..., Server], path: str
+) -> None:
+    """Also one that comes while a reactor syncs for others, again and again within one round."""
+    slow = {"MILLSTREAM_FAULT_SYNC_DELAY_MS": "2"}  # short enough for a reactor to sync by itself
+    api = Api(start_server(settings={"reactors": 1}, environment=slow))
+    for name in (path, f"{path}/other"):
+        api.put(name)
+    other = Api.target(f"{path}/other")
+    pair = request_bytes("POST", other, TEXT, b"x") + request_bytes("HEAD", other)
+    asked: dict[bytes, int] = {}
+    with api.connect() as beside, api.connect() as connection:
+        for number in range(200):
+            beside.send(pair * 4)
+            record = b"<%d>" % number
+            asked[record] = time.time_ns() // 1_000_000
+            assert connection.request("POST", Api.target(path), TEXT, record).status == 204
+            for _ in range(4):
+                assert beside.read_response().status == 204
+                assert beside.read_response(head_only=True).status == 200
+    for record, moment_ms in asked.items():
+        assert record in api.get(path, since=str(moment_ms)).body
 
 
 def test_since_after_a_restart(api: Api, path: str) -> None:

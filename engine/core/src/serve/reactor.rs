@@ -173,7 +173,7 @@ impl Reactor {
         let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
         loop {
             let count = self.epoll.wait(&mut events, self.timeout_ms())?;
-            self.read_clock();
+            self.begin_round();
             self.resume_accepting();
             let going_on = self.turns.going_on();
             self.handle_events(&events[..count]);
@@ -217,15 +217,20 @@ impl Reactor {
         }
     }
 
+    /// What is looked at from here on has not come before this time.
     fn read_clock(&mut self) {
         self.now_us = self.engine.doors.clock.monotonic_us();
         self.now_ms = self.now_us / 1000;
-        self.begin_turn(self.now_us);
         self.wall_ms = self.engine.now_ms();
         if self.wall_ms / 1000 != self.date_second {
             self.date_second = self.wall_ms / 1000;
             self.date = http_date(self.wall_ms);
         }
+    }
+
+    fn begin_round(&mut self) {
+        self.read_clock();
+        self.begin_turn(self.now_us);
         if !self.stopping
             && self
                 .engine
@@ -257,6 +262,9 @@ impl Reactor {
     fn commit_and_settle(&mut self, events: &mut [libc::epoll_event]) -> std::io::Result<()> {
         for _ in 0..GATHER_ROUNDS {
             let done = self.gather_and_commit(events)?;
+            if done {
+                self.read_clock();
+            }
             self.settle();
             if !done || !self.has_staged() {
                 break;
@@ -285,6 +293,7 @@ impl Reactor {
             if count == 0 {
                 break;
             }
+            self.read_clock();
             self.handle_events(&events[..count]);
         }
         let shard = &self.engine.shard;

@@ -313,8 +313,10 @@ impl Reactor {
 
     /// A request is there in full. `false`: it has to wait and stays at the front.
     fn whole_request(&mut self, conn: &mut Conn, head: &Head<'_>, body: &[u8]) -> bool {
+        // A fork reads its source.
         let writes = matches!(head.method, Method::Post | Method::Put | Method::Delete)
-            && !is_pipeline_read(head.path);
+            && !is_pipeline_read(head.path)
+            && head.get(Known::StreamForkedFrom).is_none();
         if !writes && conn.gate_count() > 0 {
             // A read behind a write sees it, so it runs after the write's acknowledgement.
             self.wait_for_commit(conn, 0);

@@ -268,7 +268,11 @@ impl Engine {
                 Some(offset) => self.fork_anchor(&state, offset)?,
             };
             if state.is_volatile() && anchor > state.cold_end() {
-                // The fork will need these bytes for longer than the process lives.
+                // The fork will need these bytes for longer than the process lives. For a checkpoint that may not come
+                // nobody waits.
+                if self.metrics.wal_full.get() > 0 {
+                    return Err(Undone::refused(ErrorCode::StorageFull));
+                }
                 self.keep_volatile(&source, &mut state);
                 return Err(Undone::Wait);
             }
