@@ -143,7 +143,7 @@ def test_bodies_of_tiny_chunks_are_decoded_in_turns_also_without_room(
         for connection in connections:
             assert connection.read_response().status == 204
     between = {count for count in seen if seen[0] < count < done}
-    assert len(between) > 4, "all of them at once"
+    assert len(between) > 1, "all of them at once"
 
 
 def test_acknowledgements_that_nobody_takes_are_not_kept(
