@@ -101,5 +101,7 @@ FEED_PACE_S: Final = 0.005
 FEED_BATCH_MAX: Final = 2000
 # Links that are looked at in one piece of work, behind which other calls have their turn: some 10 ms.
 OBSERVED_LINKS_STEP: Final = 1000
+# Streams that are forgotten in one piece of work, when nobody follows them any more.
+SWEPT_STREAMS_STEP: Final = 5000
 # Names and globs that are handed to the engine at once: it keeps its reader waiting so long.
 WATCH_BATCH_MAX: Final = 2000

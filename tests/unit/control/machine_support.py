@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from millstream._engine import matching
-from millstream.control.subscriptions.events import decode, encode
+from millstream.control.subscriptions.events import Event, decode, encode
 from millstream.control.subscriptions.machine import Machine, Outcome, WakeRequest
 from millstream.control.subscriptions.model import Config
+from millstream.control.subscriptions.snapshot import Snapshot
 from millstream.control.subscriptions.state import State
 
 BASE = "http://127.0.0.1:4437"
@@ -67,9 +69,13 @@ def request(machine: Machine, name: str = "s", **changes: Any) -> WakeRequest:
     return WakeRequest(**{**values, **changes})
 
 
+def dump(state: State) -> list[Event]:
+    return list(chain.from_iterable(Snapshot(state).steps()))
+
+
 def picture(state: State) -> list[dict[str, object]]:
     """Everything durable about a state, comparable: links have no order."""
-    rows = [encode(event) for event in state.dump()]
+    rows = [encode(event) for event in dump(state)]
     for row in rows:
         if isinstance(links := row.get("links"), tuple):
             row["links"] = tuple(sorted(links))

@@ -18,7 +18,7 @@ from millstream.control.subscriptions.machine import (
 )
 from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.offsets import BEFORE_FIRST, ZERO
-from unit.control.machine_support import at, create, new_machine, observe, request
+from unit.control.machine_support import at, create, dump, new_machine, observe, request
 
 
 @pytest.fixture
@@ -435,7 +435,7 @@ def test_after_replay_sends_and_timers_go_on(machine: Machine) -> None:
     machine.sent("leased", wakes["leased"], False, 600)
     machine.sent("waiting", wakes["waiting"], False, 600)
     fresh = new_machine()
-    for event in machine.state.dump():
+    for event in dump(machine.state):
         fresh.state.apply(event)
     assert fresh.resume() == [
         Send("sending", wakes["sending"]),

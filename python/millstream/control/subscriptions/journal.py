@@ -3,7 +3,8 @@
 Sits between `manager` and the engine. Blocking: call it from a worker thread, one call at a time.
 
 Streams: `__ds/state/keys` has one record; `__ds/state/subscriptions/{number:016d}` is the history. A rewrite
-starts the stream with the next number with the shortest history of the present state, then deletes the old one.
+starts the stream with the next number with the shortest history of the present state, then deletes the old one. It may
+take many calls, between which the old one goes on.
 Record: `{"v": 1, "more": false, "events": [...]}`. Records with `more` are parts of one transaction, whose
 last part has `more` false. Invariants: a transaction is seen whole or not at all; the stream with the
 highest number that holds its whole opening transaction is the truth, every other one is a leftover. Bytes that are
@@ -59,6 +60,7 @@ class Journal:
         self._number = 0
         self._bytes = 0
         self._snapshot_bytes = 0
+        self._rewritten_bytes = 0
 
     def load_keys(self) -> Keys:
         """The server's keys, made and kept at the first start."""
@@ -107,16 +109,25 @@ class Journal:
 
     def rewrite(self, history: list[e.Event]) -> None:
         """Starts the next stream with `history`, which stands for everything so far."""
+        self.begin_rewrite()
+        self.extend_rewrite(history, ends=True)
+
+    def begin_rewrite(self) -> None:
+        path = _path(self._number + 1)
+        self._engine.delete(path)  # a rewrite that failed before left a part of itself
+        self._engine.create(path, "application/json", "fsync")
+        self._rewritten_bytes = 0
+
+    def extend_rewrite(self, history: list[e.Event], *, ends: bool) -> None:
+        """Adds a part to the next stream's opening. Behind the last one it counts, and the one before goes."""
         number = self._number + 1
-        self._engine.delete(_path(number))  # a rewrite that failed before left a part of itself
-        self._engine.create(_path(number), "application/json", "fsync")
-        size = 0
-        for chunk in _chunks(list(_parts(history))):
+        for chunk in _chunks(list(_parts(history, ends=ends))):
             self._engine.append(_path(number), chunk)
-            size += len(chunk)
-        previous, self._number = self._number, number
-        self._bytes = self._snapshot_bytes = size
-        self._engine.delete(_path(previous))
+            self._rewritten_bytes += len(chunk)
+        if ends:
+            previous, self._number = self._number, number
+            self._bytes = self._snapshot_bytes = self._rewritten_bytes
+            self._engine.delete(_path(previous))
 
     def _numbers(self) -> list[int]:
         numbers: list[int] = []
@@ -185,6 +196,12 @@ class Journal:
                 return
 
 
+def lasting(events: list[e.Event]) -> list[e.Event]:
+    """Without what is about subscriptions that were deleted later."""
+    ends = {event.id: number for number, event in enumerate(events) if isinstance(event, e.Deleted)}
+    return [event for number, event in enumerate(events) if number > ends.get(event.id, -1)]
+
+
 def _without_gaps(parts: list[list[e.Event]]) -> Iterator[e.Event]:
     """What still holds of a history of which something is lost between the parts: a subscription from before a gap is
     as it was there, but for new links and its end; one made behind the gap is whole."""
@@ -225,8 +242,8 @@ def _record(events: list[bytes], more: bool) -> bytes:
     return b'{"v":%d,"more":%s,"events":[%s]}' % (_VERSION, flag, b",".join(events))
 
 
-def _parts(transaction: list[e.Event]) -> Iterator[bytes]:
-    """One transaction as records of bounded size, the last one closing it."""
+def _parts(transaction: list[e.Event], *, ends: bool = True) -> Iterator[bytes]:
+    """One transaction as records of bounded size, the last one closing it if it ends there."""
     rows: list[bytes] = []
     size = 0
     for event in transaction:
@@ -236,7 +253,7 @@ def _parts(transaction: list[e.Event]) -> Iterator[bytes]:
             rows, size = [], 0
         rows.append(row)
         size += len(row)
-    yield _record(rows, more=False)
+    yield _record(rows, more=not ends)
 
 
 def _chunks(records: list[bytes]) -> Iterator[bytes]:

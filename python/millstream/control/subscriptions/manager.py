@@ -18,13 +18,18 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from millstream._engine import EngineError, matching
 from millstream.control.lanes import Lane
-from millstream.control.limits import LARGE_VIEWS_MAX, MEMBERSHIP_CALLS_MAX
+from millstream.control.limits import (
+    LARGE_VIEWS_MAX,
+    MEMBERSHIP_CALLS_MAX,
+    OBSERVED_LINKS_STEP,
+)
 from millstream.control.subscriptions import address, globs
 from millstream.control.subscriptions.address import AddressRefused
 from millstream.control.subscriptions.alarms import Alarms
 from millstream.control.subscriptions.delivery import DeliveryFailed
+from millstream.control.subscriptions.events import Linked
 from millstream.control.subscriptions.feed import Feed, Scope
-from millstream.control.subscriptions.journal import Journal, JournalDamaged
+from millstream.control.subscriptions.journal import Journal, JournalDamaged, lasting
 from millstream.control.subscriptions.machine import (
     Alarm,
     Change,
@@ -43,6 +48,7 @@ from millstream.control.subscriptions.model import (
     Wake,
 )
 from millstream.control.subscriptions.sender import Sender
+from millstream.control.subscriptions.snapshot import Snapshot
 from millstream.control.subscriptions.watching import Watching
 from millstream.control.subscriptions.writer import WriteFailed, Writer
 
@@ -93,7 +99,7 @@ class SubscriptionManager:
         """Loads keys and history, then goes on with every wake that was in flight."""
         self.keys: Keys = await self._on_disk(self._journal.load_keys)
         self._writer = Writer(
-            self._journal, self._disk, lambda: list(self._machine.state.dump()), self._recover
+            self._journal, self._disk, lambda: Snapshot(self._machine.state), self._recover
         )
         self._alarms = Alarms(now_ms, self._tick)
         self._sender = Sender(self._engine, self._pool, self.keys, now_ms, self._allowed)
@@ -120,8 +126,13 @@ class SubscriptionManager:
     async def _replay(self) -> None:
         events = await self._on_disk(self._journal.load)
         machine = _new_machine()
-        for event in events:
+        work = 0
+        for event in lasting(events):
             machine.state.apply(event)
+            work += len(event.links) if isinstance(event, Linked) else 1
+            if work >= OBSERVED_LINKS_STEP:
+                work = 0
+                await asyncio.sleep(0)
         # What a failed write was about may be watched and is not followed.
         before, now = self._machine.state, machine.state
         now.touched_names.update(before.streams, before.touched_names)

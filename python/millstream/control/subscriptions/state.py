@@ -9,13 +9,15 @@ group that names them, and an owner that has acknowledged as much as the others,
 of its own. So ten thousand subscriptions to a hundred thousand quiet streams cost what one of them does.
 Invariants: `streams` has exactly the linked paths, and each path's group names exactly the subscriptions that link it;
 a known tail is the stream's base; a subscription has an offset of its own exactly where it differs from the base; every
-name and pattern that began or ceased to be followed is among the touched ones until somebody takes them.
+name and pattern that began or ceased to be followed is among the touched ones until somebody takes them; each
+subscription knows its groups, so that what concerns one costs what it has, whatever others have. Streams that nobody
+follows after a deletion have a group without owners and leave in steps (`sweep`).
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from millstream.control.limits import (
     FOLLOWED_STREAM_BYTES,
     JOURNAL_LINKS_PER_EVENT,
     NAMED_LINK_BYTES,
+    SWEPT_STREAMS_STEP,
 )
 from millstream.control.subscriptions import events as e
 from millstream.control.subscriptions.model import Config, Link, Subscription, Wake
@@ -65,6 +68,8 @@ class State:
         self.touched_names: set[str] = set()
         self.touched_patterns: set[str] = set()
         self._groups: dict[int, Group] = {}
+        self._groups_of: dict[str, dict[Group, None]] = {}
+        self._ownerless: list[Group] = []
         self._tokens: dict[str, int] = {}
 
     def apply(self, event: e.Event) -> None:
@@ -82,14 +87,18 @@ class State:
             case e.Linked(links=links):
                 for path, acked, explicit in links:
                     self._link(subscription, path, acked, explicit)
+            # A rewritten history may repeat what it has seen already: of links that have gone since, too.
             case e.Unlinked(paths=paths):
                 for path in paths:
-                    self._unlink(subscription, path)
+                    if (known := self._followed(subscription, path)) is not None:
+                        self._unlink(subscription, known)
             case e.Relabelled(path=path):
-                self._unname(subscription, self.streams[path])
+                if (known := self._followed(subscription, path)) is not None:
+                    self._unname(subscription, known)
             case e.Acked(acks=acks):
                 for path, offset in acks:
-                    self._keep(subscription, self.streams[path], offset)
+                    if (known := self._followed(subscription, path)) is not None:
+                        self._keep(subscription, known, offset)
             case _:
                 _apply_to_wake(subscription, event)
 
@@ -128,34 +137,34 @@ class State:
         return known.group.owners if known is not None else frozenset()
 
     def link(self, subscription: Subscription, path: str) -> Link | None:
-        known = self.streams.get(path)
-        if known is None or subscription.id not in known.group.owners:
+        known = self._followed(subscription, path)
+        if known is None:
             return None
         acked = subscription.offsets.get(path, known.base)
         return Link(known.path, acked, path in subscription.explicit)
 
+    def paths_of(self, subscription: Subscription) -> Iterator[str]:
+        groups = self._groups_of.get(subscription.id, {})
+        return chain.from_iterable(group.paths for group in groups)
+
     def links_of(self, subscription: Subscription) -> Iterator[Link]:
-        groups = (group for group in self._groups.values() if subscription.id in group.owners)
-        for path in chain.from_iterable(group.paths for group in groups):
+        for path in self.paths_of(subscription):
             acked = subscription.offsets.get(path) or self.streams[path].base
             yield Link(path, acked, path in subscription.explicit)
 
-    def dump(self) -> Iterator[e.Event]:
-        """The shortest history that leads to this state: what a rewritten journal starts with."""
-        for subscription in self.subscriptions.values():
-            yield e.Created(
-                subscription.id,
-                subscription.uid,
-                asdict(subscription.config),
-                subscription.base_url,
-                subscription.created_at_ms,
-                subscription.generation,
-            )
-            links = self.links_of(subscription)
-            rows = ((link.path, link.acked, link.explicit) for link in links)
-            yield from linked(subscription.id, rows)
-            if subscription.wake is not None:
-                yield from _dump_wake(subscription.id, subscription.wake)
+    def sweep(self) -> bool:
+        """Forgets some of the streams that nobody follows any more; whether there are others."""
+        for _ in range(SWEPT_STREAMS_STEP):
+            while self._ownerless and not self._ownerless[-1].paths:
+                self._ownerless.pop()
+            if not self._ownerless:
+                return False
+            self._drop(self.streams[next(reversed(self._ownerless[-1].paths))])
+        return True
+
+    def _followed(self, subscription: Subscription, path: str) -> Known | None:
+        known = self.streams.get(path)
+        return known if known is not None and subscription.id in known.group.owners else None
 
     def _create(self, event: e.Created) -> None:
         if event.id in self.subscriptions:
@@ -166,13 +175,21 @@ class State:
         )
         # Random, so that no choice of ids makes two sets of them look the same.
         self._tokens[event.id] = secrets.randbits(128)
+        self._groups_of[event.id] = {}
         if config.pattern is not None:
             self.patterns.setdefault(config.pattern, {})[event.id] = None
             self.touched_patterns.add(config.pattern)
 
     def _delete(self, subscription: Subscription) -> None:
-        for link in list(self.links_of(subscription)):
-            self._unlink(subscription, link.path)
+        for path in list(subscription.explicit):
+            self._unname(subscription, self.streams[path])
+        for path in subscription.offsets:
+            self.streams[path].apart -= 1
+        self.offsets -= len(subscription.offsets)
+        self.links -= subscription.linked
+        for group in self._groups_of.pop(subscription.id):
+            self._leave(group, subscription.id)
+        self.sweep()
         pattern = subscription.config.pattern
         if pattern is not None:
             del self.patterns[pattern][subscription.id]
@@ -184,6 +201,9 @@ class State:
 
     def _link(self, subscription: Subscription, path: str, acked: str, explicit: bool) -> None:
         known = self.streams.get(path)
+        if known is not None and not known.group.owners:  # about to be forgotten: it begins anew
+            self._drop(known)
+            known = None
         if known is None:  # the only owner, without an offset of its own
             known = self.streams[path] = Known(path, self._group_of(subscription.id), acked)
             known.group.paths[path] = None
@@ -206,22 +226,38 @@ class State:
         """The group of the streams that nobody else follows."""
         key = self._tokens[id]
         group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(key, {id}, {})
+        return group if group is not None else self._new_group(key, {id})
+
+    def _new_group(self, key: int, owners: set[str]) -> Group:
+        group = self._groups[key] = Group(key, owners, {})
+        for owner in owners:
+            self._groups_of[owner][group] = None
         return group
 
-    def _unlink(self, subscription: Subscription, path: str) -> None:
-        known = self.streams[path]
+    def _unlink(self, subscription: Subscription, known: Known) -> None:
         self._unname(subscription, known)
         self._keep(subscription, known, known.base)
-        subscription.pending.pop(path, None)
+        subscription.pending.pop(known.path, None)
         subscription.linked -= 1
         self.links -= 1
-        self._move(known, subscription.id)
-        if not known.group.owners:
-            del self._groups[known.group.key]
-            del self.streams[path]
-            self.link_bytes -= stream_bytes(path)
+        if len(known.group.owners) > 1:
+            self._move(known, subscription.id)
+        else:
+            self._drop(known)
+
+    def _drop(self, known: Known) -> None:
+        """Nobody follows the stream any more."""
+        self._take_out(known)
+        del self.streams[known.path]
+        self.link_bytes -= stream_bytes(known.path)
+
+    def _take_out(self, known: Known) -> None:
+        group = known.group
+        del group.paths[known.path]
+        if not group.paths and group.owners:
+            del self._groups[group.key]
+            for owner in group.owners:
+                del self._groups_of[owner][group]
 
     def _keep(self, subscription: Subscription, known: Known, acked: str) -> None:
         """Keeps an acknowledged offset, and whether something is pending behind it."""
@@ -243,16 +279,46 @@ class State:
         group = known.group
         key = group.key ^ self._tokens[id]
         target = self._groups.get(key)
-        del group.paths[known.path]
-        if not group.paths:
-            self._groups.pop(group.key, None)
+        if target is None and len(group.paths) == 1:
+            # Nobody else is in the group: it becomes the next one. Most sets on the way are nobody's.
+            self._rename(group, key)
+            group.owners ^= {id}
+            if id in group.owners:
+                self._groups_of[id][group] = None
+            else:
+                del self._groups_of[id][group]
+            return
         if target is None:
-            # A group that nobody else is in can become the next one: most sets on the way are nobody's.
-            owners = group.owners if not group.paths else group.owners.copy()
-            owners ^= {id}
-            target = self._groups[key] = Group(key, owners, {})
+            target = self._new_group(key, group.owners ^ {id})
+        self._take_out(known)
         target.paths[known.path] = None
         known.group = target
+
+    def _leave(self, group: Group, id: str) -> None:  # noqa: A002
+        """Takes an owner away from all streams of a group; its own index goes elsewhere."""
+        key = group.key ^ self._tokens[id]
+        target = self._groups.get(key)
+        group.owners.remove(id)
+        if not group.owners:
+            del self._groups[group.key]
+            self._ownerless.append(group)
+        elif target is None:
+            self._rename(group, key)
+        else:
+            del self._groups[group.key]
+            less, more = sorted((group, target), key=lambda one: len(one.paths))
+            for path in less.paths:
+                self.streams[path].group = more
+            more.paths.update(less.paths)
+            more.key = key
+            self._groups[key] = more
+            for owner in less.owners:
+                del self._groups_of[owner][less]
+
+    def _rename(self, group: Group, key: int) -> None:
+        del self._groups[group.key]
+        group.key = key
+        self._groups[key] = group
 
     def _unname(self, subscription: Subscription, known: Known) -> None:
         if known.path not in subscription.explicit:
@@ -316,14 +382,3 @@ def _apply_to_wake(subscription: Subscription, event: e.Event) -> None:
             subscription.wake = None
         case _:
             raise ValueError(f"event {event.kind} is not about a wake")
-
-
-def _dump_wake(id: str, wake: Wake) -> Iterator[e.Event]:  # noqa: A002
-    yield e.Woke(id, wake.wake_id, wake.generation, wake.trigger, tuple(wake.snapshot.items()))
-    if wake.attempt:
-        due = wake.next_attempt_at_ms or 0
-        yield e.SendFailed(id, wake.wake_id, wake.attempt, due, wake.last_error or "")
-    if wake.phase == "open":
-        yield e.Sent(id, wake.wake_id, wake.lease_until_ms)
-    elif wake.phase == "claimed":
-        yield e.Claimed(id, wake.wake_id, wake.holder or "", wake.lease_until_ms or 0)
