@@ -73,13 +73,18 @@ def dump(state: State) -> list[Event]:
     return list(chain.from_iterable(Snapshot(state).steps()))
 
 
-def picture(state: State) -> list[dict[str, object]]:
+def picture(state: State) -> list[dict[str, Any]]:
     """Everything durable about a state, comparable: links have no order."""
     rows = [encode(event) for event in dump(state)]
     for row in rows:
         if isinstance(links := row.get("links"), tuple):
             row["links"] = tuple(sorted(links))
     return rows
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[str]:
+    """A picture without the order in which subscriptions were made."""
+    return sorted(map(repr, rows))
 
 
 def replayed(events: list[dict[str, object]]) -> State:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from millstream._engine import matching
-from millstream.control.subscriptions.events import decode, encode
+from millstream.control.subscriptions import snapshot as snapshot_module
+from millstream.control.subscriptions.events import Event, decode, encode
 from millstream.control.subscriptions.machine import Alarm, Outcome, Send, WakeRequest
 from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.offsets import is_pending
+from millstream.control.subscriptions.snapshot import Snapshot
 from millstream.control.subscriptions.state import named_bytes, stream_bytes
 from unit.control.machine_support import (
     at,
     create,
+    in_order,
     new_machine,
     observe,
     picture,
@@ -42,11 +47,14 @@ class Subscriptions(RuleBasedStateMachine):
         self.sends: set[tuple[str, str]] = set()
         self.generations: dict[str, int] = {}
         self.tickets: list[tuple[str, WakeRequest]] = []
+        self.rewrite: tuple[Snapshot, Iterator[list[Event]], list[Event]] | None = None
         self.watched_names: set[str] = set()  # by what is touched alone
         self.watched_patterns: set[str] = set()
 
     def take(self, outcome: Outcome) -> Outcome:
         self.events += [encode(event) for event in outcome.events]
+        if self.rewrite is not None:
+            self.rewrite[0].note(outcome.events)
         for effect in outcome.effects:
             match effect:
                 case Send(id=name, wake_id=wake_id):
@@ -178,6 +186,22 @@ class Subscriptions(RuleBasedStateMachine):
             self.attempt(lambda: self.machine.release(name, ticket, self.now_ms))
 
     @rule()
+    def a_rewrite_goes_on(self) -> None:
+        """One link or one subscription at a time, while all else happens."""
+        if self.rewrite is None:
+            snapshot = Snapshot(self.machine.state)
+            self.rewrite = snapshot, snapshot.steps(), []
+        snapshot, steps, history = self.rewrite
+        with patch.object(snapshot_module, "JOURNAL_LINKS_PER_EVENT", 1):
+            step = next(steps, None)
+        if step is not None:
+            history += step
+            return
+        self.rewrite = None
+        whole = [encode(event) for event in history + snapshot.since]
+        assert in_order(picture(replayed(whole))) == in_order(picture(self.machine.state))
+
+    @rule()
     def restart(self) -> None:
         """A crash: memory is rebuilt from the events, then the streams are listed."""
         machine = new_machine()
@@ -185,6 +209,7 @@ class Subscriptions(RuleBasedStateMachine):
         for row in self.events:
             machine.state.apply(decode(row))
         self.machine = machine
+        self.rewrite = None
         self.sends, self.alarms = set(), set()
         for effect in machine.resume():
             self.take(Outcome(effects=[effect]))
