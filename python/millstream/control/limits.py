@@ -20,12 +20,13 @@ JSON_VALUES_MAX: Final = 40_000
 JSON_INTEGER_CHARS_MAX: Final = 40
 
 # Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a listing
-# or an entry of it to be made, for a turn to change subscriptions, for a large view of one to be made, for the place of
-# a backup to be looked at. Their sum stays below what one network thread forwards (256), so that short calls get through.
+# or an entry of it to be made, for a turn to change subscriptions, for work to claim, for a large view of a subscription
+# to be made, for the place of a backup to be looked at. Their sum stays below what one network thread forwards (256), so that short calls get through.
 WAITING_CALLS_MAX: Final = 64
 CLASS_CHANGES_MAX: Final = 32
 LISTINGS_MAX: Final = 32
-MEMBERSHIP_CALLS_MAX: Final = 96
+MEMBERSHIP_CALLS_MAX: Final = 64
+CLAIMS_MAX: Final = 32
 LARGE_VIEWS_MAX: Final = 16
 BACKUP_PLACES_MAX: Final = 1
 # Resolving the links of a path takes the square of its length; no system call takes a longer one.
@@ -99,6 +100,8 @@ FEED_TAKE_MS: Final = 50
 FEED_IDLE_TAKE_MS: Final = 500
 FEED_PACE_S: Final = 0.005
 FEED_BATCH_MAX: Final = 2000
+# How long a claim waits at most for changes to come through the feed: then it goes by what is known.
+CLAIM_SETTLES_S: Final = 1.0
 # Links that are looked at in one piece of work, behind which other calls have their turn: some 10 ms.
 OBSERVED_LINKS_STEP: Final = 1000
 # Streams that are forgotten in one piece of work, when nobody follows them any more.

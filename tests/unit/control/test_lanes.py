@@ -56,6 +56,7 @@ def test_all_lanes_together_leave_room_for_short_calls() -> None:
         limits.CLASS_CHANGES_MAX,
         limits.LISTINGS_MAX,
         limits.MEMBERSHIP_CALLS_MAX,
+        limits.CLAIMS_MAX,
         limits.LARGE_VIEWS_MAX,
         limits.BACKUP_PLACES_MAX,
     )

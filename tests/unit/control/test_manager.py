@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from millstream._engine import Engine, EngineError
+from millstream.control.http import ApiError
+from millstream.control.limits import CLAIMS_MAX
 from millstream.control.subscriptions import delivery
 from millstream.control.subscriptions import journal as journal_module
+from millstream.control.subscriptions import manager as manager_module
 from millstream.control.subscriptions.address import Target
 from millstream.control.subscriptions.journal import HISTORY_PREFIX
 from millstream.control.subscriptions.machine import WakeRequest
@@ -160,6 +164,56 @@ def test_a_claim_right_after_an_append_finds_it(engine: Engine) -> None:
             with pytest.raises(Refused) as caught:
                 await manager.claim("s", "worker")
             assert caught.value.code == "NO_PENDING_WORK"
+
+    run(work())
+
+
+class BusyFeed:
+    """A real engine that gives out no changes until it may."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.go_on = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def take_dirty(self, timeout_ms: int) -> Any:
+        self.go_on.wait(DEADLINE_S)
+        return self._engine.take_dirty(timeout_ms)
+
+
+def test_claims_do_not_wait_for_ever_nor_in_any_number(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever keeps the feed busy: short calls have their places, and a claim its answer."""
+    monkeypatch.setattr(manager_module, "CLAIM_SETTLES_S", 0.2)
+
+    async def claim(manager: SubscriptionManager) -> str:
+        try:
+            await manager.claim("s", "worker")
+        except Refused as refusal:
+            return refusal.code
+        except ApiError as refusal:
+            return refusal.code
+        return "claimed"
+
+    async def work() -> None:
+        engine.create("wake/pool", "application/json")
+        engine.create("events/a", "text/plain")
+        busy = BusyFeed(engine)
+        async with running(busy) as manager:
+            await manager.create("s", pull(), BASE)
+            engine.append("events/a", b"x")
+            asked = CLAIMS_MAX + 20
+            answers = Counter(await asyncio.gather(*(claim(manager) for _ in range(asked))))
+            assert answers == {"NO_PENDING_WORK": CLAIMS_MAX, "UNAVAILABLE": 20}
+            busy.go_on.set()
+
+            async def claimed() -> bool:
+                return await claim(manager) == "claimed"
+
+            await eventually(claimed)
 
     run(work())
 

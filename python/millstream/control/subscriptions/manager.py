@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from millstream._engine import EngineError, matching
 from millstream.control.lanes import Lane
 from millstream.control.limits import (
+    CLAIM_SETTLES_S,
+    CLAIMS_MAX,
     LARGE_VIEWS_MAX,
     MEMBERSHIP_CALLS_MAX,
     OBSERVED_LINKS_STEP,
@@ -80,6 +82,7 @@ class SubscriptionManager:
         self._engine = engine
         self._allowed = allowed  # webhook targets that the operator named
         self._changes = Lane(engine, MEMBERSHIP_CALLS_MAX, "UNAVAILABLE")
+        self._claims = Lane(engine, CLAIMS_MAX, "UNAVAILABLE")
         self.large_views = Lane(engine, LARGE_VIEWS_MAX, "UNAVAILABLE")
         self._journal = Journal(engine)
         self._disk = ThreadPoolExecutor(1, "millstream-journal")
@@ -211,7 +214,9 @@ class SubscriptionManager:
         subscription = self._ready().get(id)
         if not subscription.pending:
             # An append that was just acknowledged may not have come through the feed yet.
-            await self._feed.settle(lambda: bool(subscription.pending))
+            with self._claims.place(), contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLAIM_SETTLES_S):
+                    await self._feed.settle(lambda: bool(subscription.pending))
         views: list[StreamView] = []
         token = ""
 
