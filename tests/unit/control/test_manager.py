@@ -306,6 +306,59 @@ def test_a_failed_write_is_told_to_nobody_and_heals(engine: Engine) -> None:
     run(work())
 
 
+class FailedLog:
+    """A real engine whose log has failed for good, as soon as it is said."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.failed = False
+        self.read_again = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def status(self) -> dict[str, object]:
+        trouble = {"trouble": "log_failed"} if self.failed else {}
+        return self._engine.status() | trouble
+
+    def append(self, path: str, data: bytes) -> str:
+        if self.failed:
+            raise EngineError("log_failed", "the log has failed")
+        return self._engine.append(path, data)
+
+    def read(self, *arguments: Any, **named: Any) -> Any:
+        self.read_again += self.failed
+        return self._engine.read(*arguments, **named)
+
+
+def test_behind_a_failed_log_changes_are_refused_and_views_go_on(engine: Engine) -> None:
+    async def work() -> None:
+        engine.create("wake/pool", "application/json")
+        engine.create("events/a", "text/plain")
+        failing = FailedLog(engine)
+        async with running(failing) as manager:
+            await manager.create("s", pull(), BASE)
+            failing.failed = True
+            for _ in range(5):
+                with pytest.raises(Refused) as caught:
+                    await manager.delete("s")
+                assert caught.value.status == 503
+            for change in (
+                manager.create("t", pull(), BASE),
+                manager.add_streams("s", ["b"]),
+                manager.remove_stream("s", "events/a"),
+            ):
+                with pytest.raises(Refused):
+                    await change
+            engine.append("events/a", b"x")
+            await asyncio.sleep(0.2)
+            subscription = await manager.get("s")
+            assert (subscription.linked, subscription.wake) == (1, None)
+            assert failing.read_again == 0
+
+    run(work())
+
+
 def test_a_wake_that_could_not_be_kept_is_not_announced_until_it_can(engine: Engine) -> None:
     async def work() -> None:
         engine.create("wake/pool", "application/json")

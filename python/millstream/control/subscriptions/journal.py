@@ -13,10 +13,12 @@ damaged for good are told in the log, and what still holds without them is kept;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from millstream._engine import EngineError
 from millstream.control.limits import (
     JOURNAL_RECORD_BYTES_MAX,
     JOURNAL_REWRITE_BYTES_MIN,
@@ -89,7 +91,8 @@ class Journal:
                 break
         for number in numbers:
             if events is None or number != self._number:
-                self._engine.delete(_path(number))
+                with contextlib.suppress(EngineError):  # the next start, or rewrite, finds it again
+                    self._engine.delete(_path(number))
         if events is None:
             self.rewrite([])
             return []

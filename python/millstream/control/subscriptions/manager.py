@@ -255,8 +255,18 @@ class SubscriptionManager:
             raise unavailable()
         return self._machine
 
+    def _require_log(self) -> None:
+        """Behind a log that has failed nothing can be kept until a restart: then nothing is decided, so that there is
+        nothing to read again either."""
+        if self._log_failed():
+            raise Refused(503, "UNAVAILABLE", "the log has failed; only a restart can repair it")
+
+    def _log_failed(self) -> bool:
+        return self._engine.status()["trouble"] == "log_failed"
+
     async def _decide(self, command: Callable[[Machine], Outcome]) -> Outcome:
         """Runs a command; returns, or refuses, only once all it rests on is synced."""
+        self._require_log()
         try:
             outcome = command(self._ready())
         except Refused:
@@ -336,6 +346,8 @@ class SubscriptionManager:
         if not self._available:
             self._feed.request_rescan()
             return
+        if self._log_failed():
+            return
         machine = self._machine
         for outcome in machine.observe(changes):
             if machine is not self._machine:  # read again from disk: all is listed again
@@ -354,6 +366,7 @@ class SubscriptionManager:
         after it, since it may concern links that were not there yet."""
         with self._changes.place():
             async with self._membership:
+                self._require_log()
                 self._relayed = []
                 try:
                     yield
