@@ -100,6 +100,11 @@ FEED_TAKE_MS: Final = 50
 FEED_IDLE_TAKE_MS: Final = 500
 FEED_PACE_S: Final = 0.005
 FEED_BATCH_MAX: Final = 2000
+# Links that one round looks at, of streams that few follow and again of those that many do; how many few are; and how many
+# streams may wait for their turn before no more are taken from the engine.
+FEED_ROUND_LINKS: Final = 10_000
+FEED_LIGHT_LINKS: Final = 100
+FEED_WAITING_MAX: Final = 100_000
 # How long a claim waits at most for changes to come through the feed: then it goes by what is known.
 CLAIM_SETTLES_S: Final = 1.0
 # Links that are looked at in one piece of work, behind which other calls have their turn: some 10 ms.

@@ -3,9 +3,11 @@
 Sits between the engine and `manager`. The thread waits in the engine with the interpreter lock released; the
 engine coalesces, so its work grows with the number of changed streams, never with the number of appends. It also
 says which patterns match a stream, here, so that the loop never compares.
-Invariants: a batch is handed over only after the one before was dealt with (the engine's bounded set is
-the queue); after an overflow, a failure or a start everything watched is listed again; a round that
-began after a moment has seen every change acknowledged before that moment.
+What is taken waits here in two lines, and a round deals with a part of each: streams that many follow take long, and
+those that few follow do not wait for them.
+Invariants: a batch is handed over only after the one before was dealt with; no more is taken than may wait (then the
+engine's bounded set is the queue); after an overflow, a failure or a start everything watched is listed again; a round
+that began after a moment has seen every change acknowledged before that moment, or has it in a line.
 """
 
 from __future__ import annotations
@@ -15,14 +17,23 @@ import logging
 import threading
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream._engine import EngineError
-from millstream.control.limits import FEED_BATCH_MAX, FEED_IDLE_TAKE_MS, FEED_PACE_S, FEED_TAKE_MS
+from millstream.control.limits import (
+    FEED_BATCH_MAX,
+    FEED_IDLE_TAKE_MS,
+    FEED_LIGHT_LINKS,
+    FEED_PACE_S,
+    FEED_ROUND_LINKS,
+    FEED_TAKE_MS,
+    FEED_WAITING_MAX,
+)
 from millstream.control.subscriptions.machine import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
     from typing import Any
 
     from millstream._engine import Engine
@@ -50,10 +61,15 @@ class Feed:
         engine: Engine,
         deliver: Callable[[list[Change]], Awaitable[None]],
         scope: Callable[[], Scope],
+        weigh: Callable[[str, Sequence[str]], int],
     ) -> None:
+        """`weigh` says how many follow a stream that these patterns match; it is asked by the thread."""
         self._engine = engine
         self._deliver = deliver
         self._scope = scope
+        self._weigh = weigh
+        self._light: dict[str, Sequence[str]] = {}  # with the patterns that match them
+        self._heavy: dict[str, Sequence[str]] = {}
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
         self._rescan_wanted = threading.Event()
@@ -73,11 +89,22 @@ class Feed:
     def stop(self) -> None:
         self._stopping.set()
 
-    async def settle(self, enough: Callable[[], bool]) -> None:
-        """Waits until `enough` holds or every change acknowledged before this call has been seen."""
+    async def settle(
+        self, enough: Callable[[], bool], concerns: Callable[[Collection[str]], bool]
+    ) -> None:
+        """Waits until `enough` holds or every change acknowledged before this call has been seen, but those in a line
+        of which `concerns` says that none matters. It may be asked often, and only whether a stream is in it."""
         target = self._started + 1
+
+        def over() -> bool:
+            return enough() or (
+                self._completed >= target
+                and not (self._light and concerns(self._light))
+                and not (self._heavy and concerns(self._heavy))
+            )
+
         async with self._round_done:
-            await self._round_done.wait_for(lambda: enough() or self._completed >= target)
+            await self._round_done.wait_for(over)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -105,12 +132,10 @@ class Feed:
             self._rescan_wanted.clear()
             self._rescan()
         else:
-            dirty, overflow = self._engine.take_dirty(
-                FEED_TAKE_MS if self.watching else FEED_IDLE_TAKE_MS
-            )
-            changed = bool(dirty)
-            for batch in _batches(dirty):
-                self._hand_over([(path, self._engine.tail(path), globs) for path, globs in batch])
+            overflow = self._take()
+            changed = bool(self._light or self._heavy)
+            self._deal_with(self._light)
+            self._deal_with(self._heavy)
             if overflow:
                 log.warning("change feed: too many streams changed at once; listing them all")
                 self._rescan()
@@ -118,8 +143,33 @@ class Feed:
         if changed:
             self._stopping.wait(FEED_PACE_S)
 
+    def _take(self) -> bool:
+        """Lines up what has changed; whether that was too much."""
+        waiting = len(self._light) + len(self._heavy)
+        if waiting >= FEED_WAITING_MAX:
+            return False
+        pause_ms = FEED_TAKE_MS if self.watching else FEED_IDLE_TAKE_MS
+        dirty, overflow = self._engine.take_dirty(0 if waiting else pause_ms)
+        for path, globs in dirty:
+            heavy = path in self._heavy or self._weigh(path, globs) > FEED_LIGHT_LINKS
+            (self._heavy if heavy else self._light)[path] = globs
+        return overflow
+
+    def _deal_with(self, line: dict[str, Sequence[str]]) -> None:
+        links, batch = 0, []
+        for path, globs in islice(line.items(), FEED_BATCH_MAX):
+            batch.append((path, globs))
+            links += 1 + self._weigh(path, globs)
+            if links >= FEED_ROUND_LINKS:
+                break
+        if batch:
+            self._hand_over([(path, self._engine.tail(path), globs) for path, globs in batch])
+        for path, _ in batch:
+            del line[path]
+
     def _rescan(self) -> None:
         """Reports every watched stream that exists, then every linked one that does not."""
+        self._light, self._heavy = {}, {}
         scope = self._wait_for(self._ask_scope)
         missing = dict.fromkeys(scope.linked)
         for prefix in scope.prefixes:

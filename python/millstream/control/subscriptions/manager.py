@@ -55,7 +55,14 @@ from millstream.control.subscriptions.watching import Watching
 from millstream.control.subscriptions.writer import WriteFailed, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Collection,
+        Coroutine,
+        Iterator,
+        Sequence,
+    )
 
     from millstream._engine import Engine
     from millstream.allowlists import Place
@@ -106,7 +113,7 @@ class SubscriptionManager:
         )
         self._alarms = Alarms(now_ms, self._tick)
         self._sender = Sender(self._engine, self._pool, self.keys, now_ms, self._allowed)
-        self._feed = Feed(self._engine, self._observe, self._scope)
+        self._feed = Feed(self._engine, self._observe, self._scope, self._weigh)
         await self._replay()
         self._spawn(self._writer.run())
         self._spawn(self._alarms.run())
@@ -216,7 +223,10 @@ class SubscriptionManager:
             # An append that was just acknowledged may not have come through the feed yet.
             with self._claims.place(), contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLAIM_SETTLES_S):
-                    await self._feed.settle(lambda: bool(subscription.pending))
+                    await self._feed.settle(
+                        lambda: bool(subscription.pending),
+                        lambda waiting: self._concern(subscription, waiting),
+                    )
         views: list[StreamView] = []
         token = ""
 
@@ -343,10 +353,9 @@ class SubscriptionManager:
     async def _observe(self, changes: list[Change]) -> None:
         if self._relayed is not None:
             self._relayed += changes
-        if not self._available:
-            self._feed.request_rescan()
-            return
-        if self._log_failed():
+        if (
+            not self._available or self._log_failed()
+        ):  # all is listed again when there is a state again
             return
         machine = self._machine
         for outcome in machine.observe(changes):
@@ -354,6 +363,18 @@ class SubscriptionManager:
                 return
             await self._quietly(_decided(outcome))
             await asyncio.sleep(0)
+
+    def _weigh(self, path: str, patterns: Sequence[str]) -> int:
+        """How many follow a stream, or will: what a change of it costs. Called by the feed's thread."""
+        state = self._machine.state
+        wanting = sum(len(state.patterns.get(pattern, ())) for pattern in patterns)
+        return max(len(state.owners_of(path)), wanting)
+
+    def _concern(self, subscription: Subscription, paths: Collection[str]) -> bool:
+        """Whether one of the streams may be the subscription's; yes, where that is costly to say."""
+        if subscription.config.pattern is not None or subscription.linked > OBSERVED_LINKS_STEP:
+            return True
+        return any(path in paths for path in self._machine.state.paths_of(subscription))
 
     def _scope(self) -> Scope:
         state = self._machine.state
