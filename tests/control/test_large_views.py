@@ -70,3 +70,22 @@ def test_a_large_view_is_whole(subscriptions: Subscriptions) -> None:
     assert sorted(link["path"] for link in view["streams"]) == PATHS
     assert {link["link_type"] for link in view["streams"]} == {"explicit"}
     assert (view["type"], view["status"]) == ("pull-wake", "active")
+
+
+def test_a_view_of_long_names_fits_into_an_answer_and_says_what_it_lacks(
+    subscriptions: Subscriptions,
+) -> None:
+    def named(batch: int) -> list[str]:
+        return [f"long/{batch}/{number:06}".ljust(1000, "x") for number in range(1000)]
+
+    subscriptions.pull("large", pattern=None, streams=named(0))
+    assert "streams_total" not in show(subscriptions).json()
+    for batch in range(1, 8):
+        added = subscriptions.call("POST", ROOT + "large/streams", {"streams": named(batch)})
+        assert added.status == 204, added.body
+    answer = show(subscriptions)
+    assert answer.status == 200, answer.body
+    view = answer.json()
+    assert view["streams_total"] == 8000
+    assert 5000 < len(view["streams"]) < 8000
+    assert len({link["path"] for link in view["streams"]}) == len(view["streams"])

@@ -54,8 +54,9 @@ LEASE_TTL_MS_DEFAULT: Final = 30_000
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 600_000
 
-# A view of a subscription lists at most this many streams: it has to fit into one answer.
+# A view of a subscription lists at most this many streams, in so many bytes: it has to fit into one answer (8 MiB).
 VIEW_STREAMS_MAX: Final = 20_000
+VIEW_STREAMS_BYTES_MAX: Final = 6 << 20
 # Those with more than this are large: they are made one after the other, this many streams at a time.
 VIEW_STEP_STREAMS: Final = 500
 

@@ -84,7 +84,8 @@ _SUBSCRIPTION = _object(
         "last_error": _TEXT,
         "streams_total": {
             **_INTEGER,
-            "description": f"how many there are, if more than the {limits.VIEW_STREAMS_MAX} listed",
+            "description": "how many there are, if more than are listed:"
+            f" at most {limits.VIEW_STREAMS_MAX}, and 6 MiB of them",
         },
     }
 )

@@ -23,7 +23,7 @@ from millstream.control.http import (
     read_json_object,
     to_json,
 )
-from millstream.control.limits import VIEW_STEP_STREAMS, VIEW_STREAMS_MAX
+from millstream.control.limits import VIEW_STEP_STREAMS, VIEW_STREAMS_BYTES_MAX, VIEW_STREAMS_MAX
 from millstream.control.subscriptions import parsing
 from millstream.control.subscriptions.model import Link, Refused, Subscription
 
@@ -153,15 +153,22 @@ class SubscriptionRoutes:
 
     async def _view(self, subscription: Subscription, base_url: str, status: int) -> Response:
         """Seen in one moment, put into words a step at a time: short calls and deliveries go on meanwhile."""
-        view = to_json(self._view_without_streams(subscription, base_url))
+        shown = self._view_without_streams(subscription, base_url)
+        total = subscription.linked
         links = list(islice(self._manager.links_of(subscription), VIEW_STREAMS_MAX))
         streams: list[bytes] = []
-        for start in range(0, len(links), VIEW_STEP_STREAMS):
-            if start:
+        room = VIEW_STREAMS_BYTES_MAX
+        for number, link in enumerate(links):
+            if number % VIEW_STEP_STREAMS == VIEW_STEP_STREAMS - 1:
                 await asyncio.sleep(0)
-            rows = [_link_view(link) for link in links[start : start + VIEW_STEP_STREAMS]]
-            streams.append(to_json(rows)[1:-1])
-        body = view[:-1] + b',"streams":[' + b",".join(streams) + b"]}"
+            streams.append(to_json(_link_view(link)))
+            room -= len(streams[-1]) + 1
+            if room < 0:
+                streams.pop()
+                break
+        if len(streams) < total:
+            shown["streams_total"] = total
+        body = to_json(shown)[:-1] + b',"streams":[' + b",".join(streams) + b"]}"
         return Response(body, status, media_type=JsonResponse.media_type)
 
     def _view_without_streams(self, subscription: Subscription, base_url: str) -> dict[str, object]:
@@ -186,8 +193,6 @@ class SubscriptionRoutes:
             "status": subscription.status,
             "description": config.description,
         }
-        if subscription.linked > VIEW_STREAMS_MAX:
-            view["streams_total"] = subscription.linked
         wake = subscription.wake
         if subscription.status == "failed" and wake is not None and wake.next_attempt_at_ms:
             view["next_attempt_at"] = _timestamp(wake.next_attempt_at_ms)
