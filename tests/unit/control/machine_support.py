@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream._engine import matching
 from millstream.control.subscriptions.events import Event, decode, encode
-from millstream.control.subscriptions.machine import Machine, Outcome, WakeRequest
+from millstream.control.subscriptions.machine import Machine, Outcome, Steps, WakeRequest
 from millstream.control.subscriptions.model import Config
 from millstream.control.subscriptions.snapshot import Snapshot
 from millstream.control.subscriptions.state import State
@@ -41,7 +41,22 @@ def config(kind: str = "webhook", **changes: Any) -> Config:
 
 def create(machine: Machine, name: str = "s", kind: str = "webhook", **changes: Any) -> Outcome:
     tails = changes.pop("tails", {})
+    return whole(creation(machine, name, kind, tails=tails, **changes))
+
+
+def creation(machine: Machine, name: str = "s", kind: str = "webhook", **changes: Any) -> Steps:
+    tails = changes.pop("tails", {})
     return machine.create(name, f"uid-{name}", config(kind, **changes), BASE, tails, 0)
+
+
+def whole(steps: Steps) -> Outcome:
+    """All steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
 
 
 def observe(machine: Machine, changes: Iterable[tuple[str, str | None]]) -> Outcome:

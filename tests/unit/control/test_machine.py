@@ -18,7 +18,7 @@ from millstream.control.subscriptions.machine import (
 )
 from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.offsets import BEFORE_FIRST, ZERO
-from unit.control.machine_support import at, create, dump, new_machine, observe, request
+from unit.control.machine_support import at, create, dump, new_machine, observe, request, whole
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_the_same_configuration_confirms_and_another_conflicts(machine: Machine)
 def test_confirming_under_another_address_moves_callbacks_there(machine: Machine) -> None:
     create(machine)
     subscription = machine.get("s")
-    machine.create("s", "uid-2", subscription.config, "https://public", {}, 5)
+    whole(machine.create("s", "uid-2", subscription.config, "https://public", {}, 5))
     assert (subscription.base_url, subscription.uid) == ("https://public", "uid-s")
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from millstream.control.limits import JOURNAL_LINKS_PER_EVENT
 from millstream.control.subscriptions import state as state_module
 from millstream.control.subscriptions.machine import Machine
+from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.state import State
-from unit.control.machine_support import at, create, new_machine, picture, replayed
+from unit.control.machine_support import at, create, creation, new_machine, picture, replayed
 
 OTHERS = 40
 
@@ -95,3 +98,31 @@ def test_streams_that_nobody_follows_leave_in_steps_and_may_come_back(
     assert len(state.streams) == 3
     machine.delete("named")
     assert (state.links, state.link_bytes, state.streams) == (0, 0, {})
+
+
+def test_a_creation_takes_a_bounded_part_of_its_streams_at_a_time() -> None:
+    machine = new_machine()
+    tails = {f"events/{number}": at(1) for number in range(10_000)}
+    links = [0]
+    steps = creation(machine, tails=tails)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(steps)
+            links.append(machine.state.links)
+            with pytest.raises(Refused):
+                machine.get("s")
+    assert len(end.value.value.events) == 1 + 10_000 // JOURNAL_LINKS_PER_EVENT
+    assert len(links) >= 20, "half of them to look which streams match"
+    assert max(after - before for before, after in pairwise(links)) == JOURNAL_LINKS_PER_EVENT
+    assert machine.get("s").linked == 10_000
+
+
+def test_a_creation_that_is_given_up_leaves_nothing() -> None:
+    machine = new_machine()
+    before = picture(machine.state)
+    steps = creation(machine, tails={f"events/{number}": at(1) for number in range(5000)})
+    while not machine.state.links:
+        next(steps)
+    steps.close()
+    assert picture(machine.state) == before
+    assert (machine.state.links, machine.state.subscriptions) == (0, {})

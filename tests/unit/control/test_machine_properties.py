@@ -9,19 +9,27 @@ from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from millstream._engine import matching
+from millstream.control.subscriptions import machine as machine_module
 from millstream.control.subscriptions import snapshot as snapshot_module
+from millstream.control.subscriptions import state as state_module
 from millstream.control.subscriptions.events import Event, decode, encode
-from millstream.control.subscriptions.machine import Alarm, Outcome, Send, WakeRequest
+from millstream.control.subscriptions.machine import Alarm, Outcome, Send, Steps, WakeRequest
 from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.offsets import is_pending
 from millstream.control.subscriptions.snapshot import Snapshot
 from millstream.control.subscriptions.state import named_bytes, stream_bytes
 from unit.control.machine_support import (
     at,
-    create,
+    creation,
     in_order,
     new_machine,
     observe,
@@ -47,6 +55,8 @@ class Subscriptions(RuleBasedStateMachine):
         self.sends: set[tuple[str, str]] = set()
         self.generations: dict[str, int] = {}
         self.tickets: list[tuple[str, WakeRequest]] = []
+        self.creation: Steps | None = None
+        self.relayed: list[tuple[str, str | None]] = []
         self.rewrite: tuple[Snapshot, Iterator[list[Event]], list[Event]] | None = None
         self.watched_names: set[str] = set()  # by what is touched alone
         self.watched_patterns: set[str] = set()
@@ -65,31 +75,61 @@ class Subscriptions(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def create(self, name: str) -> None:
-        if name in self.machine.state.subscriptions:
+        if name in self.machine.state.subscriptions or self.creation is not None:
             return
         pattern = {"hook": "events/*", "pull": "**", "wide": None}[name]
         streams = ("other", "missing") if name == "wide" else ()
-        self.take(
-            create(
+        self.creation, self.relayed = (
+            creation(
                 self.machine,
                 name,
                 KINDS[name],
                 pattern=pattern,
                 streams=streams,
                 tails=dict(self.streams),
-            )
+            ),
+            [],
         )
         self.generations[name] = 0
+        self.a_creation_goes_on()
 
+    @precondition(lambda self: self.creation is not None)
+    @rule()
+    def a_creation_goes_on(self) -> None:
+        """One link at a time. What is reported meanwhile is reported again."""
+        assert self.creation is not None
+        with (
+            patch.object(state_module, "JOURNAL_LINKS_PER_EVENT", 1),
+            patch.object(machine_module, "OBSERVED_LINKS_STEP", 1),
+        ):
+            try:
+                next(self.creation)
+            except StopIteration as end:
+                self.creation = None
+                self.take(end.value)
+                self.take(observe(self.machine, self.relayed))
+
+    @precondition(lambda self: self.creation is not None)
+    @rule()
+    def a_creation_is_given_up(self) -> None:
+        assert self.creation is not None
+        before = picture(self.machine.state)
+        self.creation.close()
+        self.creation = None
+        assert picture(self.machine.state) == before
+
+    @precondition(lambda self: self.creation is None)
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
         self.take(self.machine.delete(name))
 
+    @precondition(lambda self: self.creation is None)
     @rule(name=NAMES, path=PATHS)
     def add_stream(self, name: str, path: str) -> None:
         tails = {path: self.streams[path]} if path in self.streams else {}
         self.attempt(lambda: self.machine.add_streams(name, [path], tails))
 
+    @precondition(lambda self: self.creation is None)
     @rule(name=NAMES, path=PATHS)
     def remove_stream(self, name: str, path: str) -> None:
         self.attempt(lambda: self.machine.remove_stream(name, path))
@@ -110,7 +150,9 @@ class Subscriptions(RuleBasedStateMachine):
                     tail = at(0, self.epoch)
                 self.streams[path] = f"{tail[:17]}{int(tail[17:]) + growth:016d}"
         paths = dict.fromkeys(path for path, _ in changed)
-        self.take(observe(self.machine, [(path, self.streams.get(path)) for path in paths]))
+        changes = [(path, self.streams.get(path)) for path in paths]
+        self.relayed += changes
+        self.take(observe(self.machine, changes))
 
     @rule(milliseconds=st.integers(1, 2000))
     def time_passes(self, milliseconds: int) -> None:
@@ -208,8 +250,10 @@ class Subscriptions(RuleBasedStateMachine):
         machine._mint_wake_id = self.machine._mint_wake_id
         for row in self.events:
             machine.state.apply(decode(row))
+        machine.state.touched_names |= self.watched_names
+        machine.state.touched_patterns |= self.watched_patterns
         self.machine = machine
-        self.rewrite = None
+        self.rewrite = self.creation = None
         self.sends, self.alarms = set(), set()
         for effect in machine.resume():
             self.take(Outcome(effects=[effect]))
@@ -238,6 +282,8 @@ class Subscriptions(RuleBasedStateMachine):
     @invariant()
     def pending_is_what_lies_past_the_acknowledged_offset(self) -> None:
         for subscription in self.machine.state.subscriptions.values():
+            if subscription.opening:
+                continue
             expected = {
                 link.path
                 for link in self.machine.state.links_of(subscription)
@@ -250,7 +296,9 @@ class Subscriptions(RuleBasedStateMachine):
         """Pending work has a wake; a wake has a send, a timer, or waits for a claim."""
         for name, subscription in self.machine.state.subscriptions.items():
             wake = subscription.wake
-            if wake is None:
+            if subscription.opening:
+                assert wake is None
+            elif wake is None:
                 assert not subscription.pending, name
             elif wake.phase == "sending":
                 armed = any(entry[0] == name for entry in self.alarms)

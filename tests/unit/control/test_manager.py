@@ -24,7 +24,7 @@ from millstream.control.subscriptions.journal import HISTORY_PREFIX
 from millstream.control.subscriptions.machine import WakeRequest
 from millstream.control.subscriptions.manager import SubscriptionManager
 from millstream.control.subscriptions.model import Refused, Subscription
-from unit.control.machine_support import at, config
+from unit.control.machine_support import at, config, whole
 
 DEADLINE_S = 10.0
 BASE = "http://127.0.0.1:1"
@@ -128,7 +128,7 @@ def test_many_changes_for_many_subscriptions_leave_the_loop_to_others(engine: En
             manager._feed.stop()  # it would find that none of the streams is there
             machine = manager._machine
             for number in range(SUBSCRIBERS):
-                machine.create(f"s{number}", f"uid{number}", pull(), BASE, {}, 0)
+                whole(machine.create(f"s{number}", f"uid{number}", pull(), BASE, {}, 0))
             longest, done = 0.0, asyncio.Event()
 
             async def tick() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from millstream._engine import matching
 from millstream.control.limits import (
@@ -26,10 +26,24 @@ from millstream.control.limits import (
 from millstream.control.subscriptions import events as e
 from millstream.control.subscriptions.model import Config, Refused, StreamView, Subscription, Wake
 from millstream.control.subscriptions.offsets import BEFORE_FIRST, ZERO, is_empty, is_minted
-from millstream.control.subscriptions.state import State, linked, named_bytes, stream_bytes
+from millstream.control.subscriptions.state import (
+    State,
+    chunks,
+    linked,
+    named_bytes,
+    stream_bytes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
 # A stream, its tail (None: it is gone), and the patterns that match it.
 Change = tuple[str, str | None, "Sequence[str]"]
@@ -66,6 +80,10 @@ class Outcome:
     next_wake: bool = False
 
 
+# A command that takes long: others have their turn between its steps.
+Steps: TypeAlias = "Generator[None, None, Outcome]"
+
+
 @dataclass(frozen=True, slots=True)
 class WakeRequest:
     """A worker's callback, ack or release: what its token says and what its body says."""
@@ -94,7 +112,7 @@ class Machine:
 
     def get(self, id: str) -> Subscription:  # noqa: A002
         subscription = self.state.subscriptions.get(id)
-        if subscription is None:
+        if subscription is None or subscription.opening:
             raise Refused(404, "SUBSCRIPTION_NOT_FOUND", f"there is no subscription {id!r}")
         return subscription
 
@@ -131,8 +149,12 @@ class Machine:
         base_url: str,
         tails: Mapping[str, str],
         now_ms: int,
-    ) -> Outcome:
-        """Creates or confirms. `tails` has every stream that exists now and is listed or may match."""
+    ) -> Steps:
+        """Creates or confirms, in steps. `tails` has every stream that exists now and is listed or may match.
+
+        Between the steps anything may happen but another change of subscriptions' links. Until the last one nobody
+        knows of the subscription, and no event is about it; steps that are given up leave nothing behind.
+        """
         outcome = Outcome()
         existing = self.state.subscriptions.get(id)
         if existing is not None:
@@ -152,14 +174,30 @@ class Machine:
         rows: dict[str, e.LinkRow] = {
             path: (path, tails.get(path, ZERO), True) for path in config.streams
         }
+        size = self._size(rows.values())
         if config.pattern is not None:
-            for path in matching(config.pattern, list(tails)):
-                if path not in rows and path != config.wake_stream:
-                    rows[path] = (path, tails[path], False)
-        self._check_room(rows.values())
+            for paths in chunks(tails, OBSERVED_LINKS_STEP):
+                matches = {
+                    path: (path, tails[path], False)
+                    for path in matching(config.pattern, paths)
+                    if path not in rows and path != config.wake_stream
+                }
+                rows |= matches
+                size += self._size(matches.values())
+                yield
+        self._require_room(len(rows), size)
         outcome.created = True
         self._emit(outcome, e.Created(id, uid, asdict(config), base_url, now_ms))
-        self._link(outcome, id, rows.values(), tails)
+        subscription = self.state.subscriptions[id]
+        subscription.opening = True
+        try:
+            for event in linked(id, rows.values()):
+                self._link(outcome, event, tails)
+                yield
+        except BaseException:
+            self.state.apply(e.Deleted(id))
+            raise
+        subscription.opening = False
         return outcome
 
     def delete(self, id: str) -> Outcome:  # noqa: A002
@@ -180,8 +218,9 @@ class Machine:
             for path in paths
             if path not in subscription.explicit
         }
-        self._check_room(rows.values())
-        self._link(outcome, id, rows.values(), tails)
+        self._require_room(len(rows), self._size(rows.values()))
+        for event in linked(id, rows.values()):
+            self._link(outcome, event, tails)
         return outcome
 
     def remove_stream(self, id: str, path: str) -> Outcome:  # noqa: A002
@@ -238,20 +277,24 @@ class Machine:
         """
         wanting = {id for pattern in patterns for id in self.state.patterns.get(pattern, ())}  # noqa: A001
         for id in sorted(wanting - self.state.owners_of(path)):  # noqa: A001
-            if path != self.state.subscriptions[id].config.wake_stream:
+            subscription = self.state.subscriptions[id]
+            if path != subscription.config.wake_stream and not subscription.opening:
                 self._emit(outcome, e.Linked(id, ((path, BEFORE_FIRST, False),)))
 
     def _forget_stream(self, outcome: Outcome, path: str) -> None:
         """A deleted stream loses its glob links; an explicit link waits for it, from the start."""
         known = self.state.forget_tail(path)
         for id in sorted(self.state.owners_of(path)):  # noqa: A001
-            link = self.state.link(self.state.subscriptions[id], path)
-            if link is None or (link.explicit and link.acked == ZERO and known is None):
+            subscription = self.state.subscriptions[id]
+            link = self.state.link(subscription, path)
+            if link is None or subscription.opening:  # what it opens with is looked at again
+                continue
+            if link.explicit and link.acked == ZERO and known is None:
                 continue
             self._emit(outcome, e.Unlinked(id, (path,)))
             if link.explicit:
                 self._emit(outcome, e.Linked(id, ((path, ZERO, True),)))
-            self._drop_empty_wake(outcome, self.state.subscriptions[id])
+            self._drop_empty_wake(outcome, subscription)
 
     # The worker's side.
 
@@ -405,31 +448,27 @@ class Machine:
         self.state.apply(event)
         outcome.events.append(event)
 
-    def _link(
-        self,
-        outcome: Outcome,
-        id: str,  # noqa: A002
-        rows: Iterable[e.LinkRow],
-        tails: Mapping[str, str],
-    ) -> None:
-        for event in linked(id, rows):
-            self._emit(outcome, event)
-            for path, _, _ in event.links:
-                if path in tails:
-                    self.state.note_tail(path, tails[path])
+    def _link(self, outcome: Outcome, event: e.Linked, tails: Mapping[str, str]) -> None:
+        self._emit(outcome, event)
+        for path, _, _ in event.links:
+            if path in tails:
+                self.state.note_tail(path, tails[path])
 
-    def _check_room(self, rows: Collection[e.LinkRow]) -> None:
+    def _size(self, rows: Collection[e.LinkRow]) -> int:
+        """What these links would take."""
+        size = sum(stream_bytes(path) for path, _, _ in rows if path not in self.state.streams)
+        return size + sum(named_bytes(path) for path, _, explicit in rows if explicit)
+
+    def _require_room(self, links: int, size: int) -> None:
         state = self.state
-        if state.links + len(rows) > SUBSCRIPTION_LINKS_MAX:
+        if state.links + links > SUBSCRIPTION_LINKS_MAX:
             raise Refused(
                 429,
                 "TOO_MANY_LINKS",
                 f"subscriptions may follow at most {SUBSCRIPTION_LINKS_MAX} streams, all"
                 f" subscriptions counted together; {state.links} are followed now,"
-                f" and this request adds {len(rows)}",
+                f" and this request adds {links}",
             )
-        size = sum(stream_bytes(path) for path, _, _ in rows if path not in state.streams)
-        size += sum(named_bytes(path) for path, _, explicit in rows if explicit)
         if state.link_bytes + size > SUBSCRIPTION_LINK_BYTES_MAX:
             raise Refused(
                 429,
@@ -464,7 +503,7 @@ class Machine:
             self._finish(outcome, subscription, wake, "empty")
 
     def _wake_if_idle(self, outcome: Outcome, subscription: Subscription) -> bool:
-        if subscription.wake is not None or not subscription.pending:
+        if subscription.wake is not None or not subscription.pending or subscription.opening:
             return False
         self._wake(outcome, subscription)
         return True

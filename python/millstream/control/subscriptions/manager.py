@@ -39,6 +39,7 @@ from millstream.control.subscriptions.machine import (
     Machine,
     Outcome,
     Send,
+    Steps,
     WakeRequest,
 )
 from millstream.control.subscriptions.model import (
@@ -183,7 +184,7 @@ class SubscriptionManager:
                 self._feed.watching = True
                 await self._watching.begin(config.streams, config.pattern)
                 tails = await self._in_pool(lambda: self._collect_tails(config))
-            outcome = await self._decide(
+            outcome = await self._decide_in_steps(
                 lambda m: m.create(id, secrets.token_hex(8), config, base_url, tails, now_ms())
             )
         return self._ready().get(id), outcome.created
@@ -282,6 +283,30 @@ class SubscriptionManager:
         except Refused:
             await self._synced()
             raise
+        return await self._keep(outcome)
+
+    async def _decide_in_steps(self, command: Callable[[Machine], Steps]) -> Outcome:
+        """As `_decide`, for what takes long: others have their turn meanwhile."""
+        self._require_log()
+        machine = self._ready()
+        steps = command(machine)
+        try:
+            while True:
+                next(steps)
+                await asyncio.sleep(0)
+                if self._ready() is not machine:  # read again from disk, without what is begun
+                    raise unavailable()
+        except StopIteration as end:
+            outcome: Outcome = end.value
+        except Refused:
+            await self._synced()
+            raise
+        finally:
+            steps.close()
+        return await self._keep(outcome)
+
+    async def _keep(self, outcome: Outcome) -> Outcome:
+        """Tells nobody, and begins nothing, before what was decided is synced."""
         self._measure()
         self._writer.put(outcome.events)
         await self._synced()
@@ -306,6 +331,12 @@ class SubscriptionManager:
             await self._writer.synced()
         except WriteFailed as error:
             raise unavailable() from error
+
+    async def _sweep(self) -> None:
+        """Forgets what nobody follows any more, some thousand streams at a time."""
+        for _ in iter(self._machine.state.sweep, False):
+            await asyncio.sleep(0)
+        self._measure()
 
     async def _quietly(self, command: Callable[[Machine], Outcome]) -> None:
         """A decision nobody waits for. If it cannot be kept, the reload takes the matter up again."""
@@ -359,9 +390,10 @@ class SubscriptionManager:
             return
         machine = self._machine
         for outcome in machine.observe(changes):
-            if machine is not self._machine:  # read again from disk: all is listed again
-                return
-            await self._quietly(_decided(outcome))
+            if machine is not self._machine or not self._available:
+                return  # read again from disk: all is listed again
+            with contextlib.suppress(Refused):
+                await self._keep(outcome)
             await asyncio.sleep(0)
 
     def _weigh(self, path: str, patterns: Sequence[str]) -> int:
@@ -395,6 +427,7 @@ class SubscriptionManager:
                     changes, self._relayed = self._relayed, None
                     if changes:
                         await self._observe(changes)
+                    await self._sweep()
                     self._watching.end(self._machine.state)
                     await self._follow()
 
@@ -459,10 +492,6 @@ class SubscriptionManager:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("subscriptions: a task failed", exc_info=error)
-
-
-def _decided(outcome: Outcome) -> Callable[[Machine], Outcome]:
-    return lambda _: outcome
 
 
 def _new_machine() -> Machine:

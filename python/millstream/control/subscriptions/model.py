@@ -83,6 +83,7 @@ class Subscription:
     base_url: str
     created_at_ms: int
     generation: int = 0
+    opening: bool = False  # it gets its first links: nobody knows of it yet
     linked: int = 0  # how many streams
     explicit: set[str] = field(default_factory=set)  # those that were named, not matched
     offsets: dict[str, str] = field(

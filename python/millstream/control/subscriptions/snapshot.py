@@ -9,11 +9,11 @@ is repeated of a link has been seen already, and ends where it has ended.
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from millstream.control.limits import JOURNAL_LINKS_PER_EVENT
 from millstream.control.subscriptions import events as e
+from millstream.control.subscriptions.state import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,14 +41,14 @@ class Snapshot:
         weight = 0
         while self._ahead:
             subscription = self._state.subscriptions.get(self._ahead.popitem()[0])
-            if subscription is None:
+            if subscription is None or subscription.opening:  # then all of it comes later
                 continue
             paths = list(self._state.paths_of(subscription))
             step += _heading(subscription)
             wake = subscription.wake
             weight += _SUBSCRIPTION_WEIGHT + len(subscription.config.streams)
             weight += len(wake.snapshot) if wake is not None else 0
-            for chunk in _chunks(paths, JOURNAL_LINKS_PER_EVENT):
+            for chunk in chunks(paths, JOURNAL_LINKS_PER_EVENT):
                 links = (self._state.link(subscription, path) for path in chunk)
                 rows = tuple((link.path, link.acked, link.explicit) for link in links if link)
                 if rows:
@@ -61,12 +61,6 @@ class Snapshot:
                 yield step
                 step, weight = [], 0
         yield step
-
-
-def _chunks(paths: list[str], size: int) -> Iterator[list[str]]:
-    iterator = iter(paths)
-    while chunk := list(islice(iterator, size)):
-        yield chunk
 
 
 def _heading(subscription: Subscription) -> Iterator[e.Event]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from millstream.control.limits import (
     FOLLOWED_STREAM_BYTES,
@@ -34,6 +34,8 @@ from millstream.control.subscriptions.offsets import is_pending
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -347,9 +349,14 @@ def _text_bytes(text: str) -> int:
 
 def linked(id: str, rows: Iterable[e.LinkRow]) -> Iterator[e.Linked]:  # noqa: A002
     """`Linked` events of bounded size for any number of rows."""
-    iterator = iter(rows)
-    while chunk := tuple(islice(iterator, JOURNAL_LINKS_PER_EVENT)):
-        yield e.Linked(id, chunk)
+    for chunk in chunks(rows, JOURNAL_LINKS_PER_EVENT):
+        yield e.Linked(id, tuple(chunk))
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
 
 
 def _apply_to_wake(subscription: Subscription, event: e.Event) -> None:
