@@ -38,7 +38,7 @@ from millstream.control.subscriptions.routes import SubscriptionRoutes
 from millstream.control.verify_api import VerifyRoutes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -76,8 +76,10 @@ class AppSettings(Protocol):
     def webhook_allow(self) -> str: ...
 
 
-def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
-    """The application for one engine; its state is loaded when the server starts it."""
+def create_app(
+    engine: Engine, settings: AppSettings, progress: Callable[[], None] = lambda: None
+) -> ASGIApp:
+    """The application for one engine; its state is loaded when the server starts it, and `progress` called at each step."""
     manager: SubscriptionManager | None = None
     streams = StreamRoutes(engine)
     waits = Lane(engine, WAITING_CALLS_MAX)
@@ -91,7 +93,7 @@ def create_app(engine: Engine, settings: AppSettings) -> ASGIApp:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         nonlocal manager
-        manager = SubscriptionManager(engine, allowed)
+        manager = SubscriptionManager(engine, allowed, progress)
         await manager.start()
         app.router.routes.extend(SubscriptionRoutes(manager, base_url_of).routes())
         try:

@@ -1,6 +1,6 @@
 """The thread that runs the control application: uvicorn on a socket that is already listening.
 
-Sits below `lifecycle`. Invariants: `start` returns only when the application has loaded its state, or raises; `stop`
+Sits below `lifecycle`. Invariants: `start` returns only when the application has loaded its state, or raises (it waits as long as that goes on); `stop`
 returns within its timeout and never waits for clients; the thread is a daemon and cannot hold up an exit.
 """
 
@@ -29,9 +29,22 @@ class ControlFailed(Exception):  # noqa: N818
     """The control application did not start; the text says why."""
 
 
+class Progress:
+    """How far the application has come with loading: called at each step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __call__(self) -> None:
+        self.steps += 1
+
+
 class ControlThread:
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, progress: Progress | None = None
+    ) -> None:
         self._app = app
+        self._progress = progress or Progress()
         self._listener = listener
         self._ready = threading.Event()
         self._ended = threading.Event()
@@ -58,8 +71,13 @@ class ControlThread:
 
     def start(self) -> None:
         self._thread.start()
-        if not self._ready.wait(START_TIMEOUT_S):
-            raise ControlFailed(f"the control plane did not load within {START_TIMEOUT_S:g} s")
+        steps = 0
+        while not self._ready.wait(START_TIMEOUT_S):
+            if self._progress.steps == steps:
+                raise ControlFailed(
+                    f"the control plane got no further with loading for {START_TIMEOUT_S:g} s"
+                )
+            steps = self._progress.steps
         if self.failure is not None:
             raise ControlFailed(self.failure)
 

@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from millstream._engine import Engine, EngineError
-from millstream.server.control_thread import ControlFailed, ControlThread
+from millstream.server.control_thread import ControlFailed, ControlThread, Progress
 from millstream.server.private_socket import private_socket
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from millstream.settings import Settings
 
-    AppFactory = Callable[[Engine, Settings], ASGIApp]
+    AppFactory = Callable[[Engine, Settings, Progress], ASGIApp]
 
 DRAIN_MS: Final = 1_300
 CONTROL_STOP_S: Final = 0.5
@@ -122,7 +122,8 @@ def _start(
     path, listener = stack.enter_context(private_socket(settings.data_dir))
     # The socket listens before the engine forwards to it: early requests wait instead of failing.
     engine.start(path)
-    control = ControlThread(app_factory(engine, settings), listener)
+    progress = Progress()
+    control = ControlThread(app_factory(engine, settings, progress), listener, progress)
     control.start()
     return control
 

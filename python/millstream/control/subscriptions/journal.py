@@ -28,7 +28,7 @@ from millstream.control.subscriptions import events as e
 from millstream.control.subscriptions.keys import Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 KEYS_PATH: Final = "__ds/state/keys"
 HISTORY_PREFIX: Final = "__ds/state/subscriptions/"
@@ -57,8 +57,10 @@ class StateStreams(Protocol):
 
 
 class Journal:
-    def __init__(self, engine: StateStreams) -> None:
+    def __init__(self, engine: StateStreams, progress: Callable[[], None] = lambda: None) -> None:
+        """`progress` is called for each piece that is read."""
         self._engine = engine
+        self._progress = progress
         self._number = 0
         self._bytes = 0
         self._snapshot_bytes = 0
@@ -182,6 +184,7 @@ class Journal:
         offset = "-1"
         while True:
             body, offset, up_to_date, _, gap = self._engine.read(path, offset)
+            self._progress()
             if gap is not None and gap[3]:
                 lack = f"stream {path} lacks {gap[0]} to {gap[1]} ({gap[2]})"
                 if not self._engine.damaged(path):

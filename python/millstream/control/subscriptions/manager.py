@@ -86,13 +86,19 @@ def unavailable() -> Refused:
 
 
 class SubscriptionManager:
-    def __init__(self, engine: Engine, allowed: tuple[Place, ...] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        allowed: tuple[Place, ...] = (),
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._allowed = allowed  # webhook targets that the operator named
         self._changes = Lane(engine, MEMBERSHIP_CALLS_MAX, "UNAVAILABLE")
         self._claims = Lane(engine, CLAIMS_MAX, "UNAVAILABLE")
         self.large_views = Lane(engine, LARGE_VIEWS_MAX, "UNAVAILABLE")
-        self._journal = Journal(engine)
+        self._progress = progress
+        self._journal = Journal(engine, progress)
         self._disk = ThreadPoolExecutor(1, "millstream-journal")
         self._pool = ThreadPoolExecutor(4, "millstream-control")
         self._machine = _new_machine()
@@ -143,6 +149,7 @@ class SubscriptionManager:
             work += len(event.links) if isinstance(event, Linked) else 1
             if work >= OBSERVED_LINKS_STEP:
                 work = 0
+                self._progress()
                 await asyncio.sleep(0)
         # What a failed write was about may be watched and is not followed.
         before, now = self._machine.state, machine.state
