@@ -36,7 +36,7 @@ BACKUP_PATH_BYTES_MAX: Final = 4096
 SUBSCRIPTIONS_MAX: Final = 10_000
 # Links of all subscriptions together. A further link to a stream that others follow costs no memory of its own while
 # nothing is outstanding; one with something outstanding does: about 150 bytes.
-SUBSCRIPTION_LINKS_MAX: Final = 5_000_000
+SUBSCRIPTION_LINKS_MAX: Final = 2_000_000
 # What is kept for them: about this for each stream that is followed, by however many, and for each link that names its
 # stream, and the name itself on top of each.
 FOLLOWED_STREAM_BYTES: Final = 500

@@ -9,10 +9,20 @@ import pytest
 
 from millstream.control.limits import JOURNAL_LINKS_PER_EVENT
 from millstream.control.subscriptions import state as state_module
+from millstream.control.subscriptions.events import encode
 from millstream.control.subscriptions.machine import Machine
 from millstream.control.subscriptions.model import Refused
 from millstream.control.subscriptions.state import State
-from unit.control.machine_support import at, create, creation, new_machine, picture, replayed
+from unit.control.machine_support import (
+    at,
+    create,
+    creation,
+    new_machine,
+    observe,
+    picture,
+    replayed,
+    whole,
+)
 
 OTHERS = 40
 
@@ -126,3 +136,19 @@ def test_a_creation_that_is_given_up_leaves_nothing() -> None:
     steps.close()
     assert picture(machine.state) == before
     assert (machine.state.links, machine.state.subscriptions) == (0, {})
+
+
+def test_nothing_is_decided_about_a_subscription_before_it_has_its_links() -> None:
+    machine = new_machine()
+    steps = creation(machine, tails={f"events/{number}": at(1) for number in range(3000)})
+    while not machine.state.links:
+        next(steps)
+    changes = [("events/new", at(5)), ("events/0", None), ("events/1", at(9))]
+    assert observe(machine, changes).events == []
+    assert not machine.state.owners_of("events/new")
+    made = whole(steps).events
+    after = observe(machine, changes).events
+    assert {event.kind for event in after} == {"linked", "unlinked", "woke"}
+    assert set(machine.get("s").pending) == {"events/new", "events/1"}
+    assert not machine.state.owners_of("events/0")
+    assert picture(replayed([encode(event) for event in made + after])) == picture(machine.state)
