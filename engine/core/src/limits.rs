@@ -148,6 +148,11 @@ pub const STAGE_REQUEST_MAX_BYTES: usize = 64 * 1024 * 1024;
 pub const PIPELINE_QUEUE_MAX: usize = 256;
 /// Questions of at most so many bytes that name their streams have a thread of their own.
 pub const SMALL_QUESTION_BYTES: usize = 4 * 1024;
+/// The same for reads of at most so many bytes of streams.
+pub const SMALL_READ_BYTES: u64 = 256 * 1024;
+/// Stages and commits never wait behind reads, and those of at most so many bytes not behind larger ones.
+pub const SMALL_STAGE_BYTES: usize = 256 * 1024;
+pub const STAGE_WORKERS: usize = 2;
 /// Threads for large writes, which never wait behind questions and reads of the pipeline.
 pub const WRITE_WORKERS: usize = 2;
 /// How long names are compared for one question: at first, how many times longer after each turn that did not do,
@@ -192,6 +197,8 @@ pub const READ_LOOKED_THROUGH_MAX: u64 = 4 * READ_MAX_BYTES;
 pub const READ_GAPS_MAX: usize = 200;
 /// Dirty stream paths kept for the control plane before it is told to rescan.
 pub const DIRTY_PATHS_MAX: usize = 65_536;
+/// How long changed names are compared with what is watched before those are told of that are.
+pub const FEED_TURN: Duration = Duration::from_millis(20);
 /// Entries of one listing page.
 pub const LIST_MAX: usize = 10_000;
 /// Streams that a page may look at beyond those on it: deleted ones that are kept for forks, and expired ones.

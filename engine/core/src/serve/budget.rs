@@ -27,6 +27,12 @@ pub struct Reserved {
 }
 
 impl Reserved {
+    #[cfg(test)]
+    pub fn nothing(metrics: &Arc<Metrics>) -> Reserved {
+        let metrics = Arc::clone(metrics);
+        Reserved { metrics, bytes: 0 }
+    }
+
     /// What was counted for the body that a connection has received.
     pub fn of(conn: &mut Conn, metrics: &Arc<Metrics>) -> Reserved {
         Reserved {

@@ -39,6 +39,7 @@ mod patterns;
 pub mod pool;
 mod read;
 mod rows;
+mod small;
 mod stage;
 mod tails;
 pub mod waits;
@@ -60,6 +61,24 @@ pub struct Job {
 }
 
 impl Job {
+    #[cfg(test)]
+    fn of(call: PipelineCall, body: Body, metrics: &Arc<Metrics>) -> Job {
+        Job {
+            call,
+            request: Request {
+                query: None,
+                body_crc32: None,
+                body,
+            },
+            reactor: 0,
+            conn: 0,
+            asker: Asker::new(false),
+            waited: None,
+            received_ms: None,
+            _reserved: Reserved::nothing(metrics),
+        }
+    }
+
     /// Whether nobody waits for it any more; what writes is done all the same (`I-PIPE-3`).
     fn is_abandoned(&self) -> bool {
         matches!(self.call, PipelineCall::Tails | PipelineCall::Read) && self.asker.is_gone()

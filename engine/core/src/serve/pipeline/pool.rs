@@ -9,18 +9,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 
 use crate::error::ErrorCode;
-use crate::limits::{PIPELINE_QUEUE_MAX, SMALL_QUESTION_BYTES, WRITE_WORKERS};
+use crate::limits::{PIPELINE_QUEUE_MAX, SMALL_STAGE_BYTES, STAGE_WORKERS, WRITE_WORKERS};
 use crate::model::Gate;
 use crate::refusal::Refusal;
 use crate::serve::pipeline::aside::Aside;
 use crate::serve::pipeline::patterns::Patterns;
 use crate::serve::pipeline::waits::Waiting;
 use crate::serve::pipeline::write::{self, Wrote};
-use crate::serve::pipeline::{Answer, Job, Unsent, run};
+use crate::serve::pipeline::{Answer, Job, Unsent, run, small};
 use crate::serve::route::PipelineCall;
 use crate::shard::engine::{Engine, Undone};
 
@@ -42,37 +40,33 @@ pub struct Pipeline {
     finished: Vec<Mutex<Vec<Finished>>>,
 }
 
-/// Who works on a job. Questions and reads may take as long as they like; an append must not wait for them, and neither a
-/// question about a few streams, which takes no time at all.
+/// Who works on a job. Questions and reads may take as long as they like; what writes must not wait for them, and neither
+/// what takes no time at all: a question about a few streams, a read of few bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     Pipeline,
     Writes,
-    Questions,
+    SmallQuestions,
+    SmallReads,
+    Stages,
+    SmallStages,
 }
 
-const LANES: usize = 3;
+const LANES: usize = 6;
 
 impl Lane {
     fn of(job: &Job) -> Lane {
         match job.call {
             PipelineCall::Write(_) => Lane::Writes,
-            PipelineCall::Tails if is_small_question(&job.request.body) => Lane::Questions,
-            _ => Lane::Pipeline,
+            PipelineCall::Tails if small::is_small_question(&job.request.body) => {
+                Lane::SmallQuestions
+            }
+            PipelineCall::Read if small::is_small_read(&job.request.body) => Lane::SmallReads,
+            PipelineCall::Tails | PipelineCall::Read => Lane::Pipeline,
+            _ if job.request.body.len() <= SMALL_STAGE_BYTES => Lane::SmallStages,
+            _ => Lane::Stages,
         }
     }
-}
-
-/// Whether a question is about a few streams that it names: a pattern may match thousands, and take long to compile. The
-/// keys are read as the worker will read them. An array would be taken for the fields in their order.
-fn is_small_question(body: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Asked {
-        pattern: Option<IgnoredAny>,
-    }
-    body.len() <= SMALL_QUESTION_BYTES
-        && body.trim_ascii_start().starts_with(b"{")
-        && serde_json::from_slice(body).is_ok_and(|asked: Asked| asked.pattern.is_none())
 }
 
 #[derive(Default)]
@@ -116,7 +110,8 @@ impl Pipeline {
         let writes = std::iter::repeat_n(Lane::Writes, WRITE_WORKERS);
         std::iter::repeat_n(Lane::Pipeline, cores)
             .chain(writes)
-            .chain([Lane::Questions])
+            .chain(std::iter::repeat_n(Lane::Stages, STAGE_WORKERS))
+            .chain([Lane::SmallQuestions, Lane::SmallReads, Lane::SmallStages])
     }
 
     /// Queues a job. If there are too many its connection is told so, the same way as any other answer.
@@ -274,6 +269,66 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::SMALL_QUESTION_BYTES;
+    use crate::metrics::Metrics;
+    use crate::serve::pipeline::Body;
+
+    fn lane(call: PipelineCall, body: &str) -> Lane {
+        let metrics = Arc::new(Metrics::default());
+        let body = Body::at_end_of(body.as_bytes().to_vec(), body.len());
+        Lane::of(&Job::of(call, body, &metrics))
+    }
+
+    fn read(ranges: &[(u64, u64)]) -> String {
+        let place =
+            |position: u64| format!(r#"{{"offset":"{:016}_{position:016}","number":0}}"#, 7);
+        let ranges = ranges.iter().map(|(from, to)| {
+            let (from, to) = (place(*from), place(*to));
+            format!(r#"{{"stream":"a","incarnation":"7","from":{from},"to":{to}}}"#)
+        });
+        let ranges: Vec<String> = ranges.collect();
+        format!(
+            r#"{{"ranges":[{}],"columns":["offset"]}}"#,
+            ranges.join(",")
+        )
+    }
+
+    #[test]
+    fn what_writes_and_what_is_small_waits_for_no_large_read() {
+        let large = lane(PipelineCall::Read, &read(&[(0, 1 << 30)]));
+        let question = lane(PipelineCall::Tails, r#"{"pattern":"a.*"}"#);
+        let rows = "x".repeat(1 << 20);
+        let stage = || PipelineCall::Stage("id".into());
+        let others = [
+            lane(PipelineCall::Commit, "{}"),
+            lane(stage(), "a few rows"),
+            lane(PipelineCall::DropStage("id".into()), ""),
+            lane(stage(), &rows),
+            lane(PipelineCall::Read, &read(&[(1 << 30, (1 << 30) + 100)])),
+            lane(PipelineCall::Tails, r#"{"streams":["a"]}"#),
+        ];
+        assert_eq!([large, question], [Lane::Pipeline; 2]);
+        assert!(!others.contains(&Lane::Pipeline), "{others:?}");
+        assert_ne!(others[0], others[3], "a few rows behind many");
+        for lane in others {
+            assert!(Pipeline::lanes().any(|other| other == lane), "{lane:?}");
+        }
+    }
+
+    #[test]
+    fn a_read_is_small_by_the_bytes_of_all_its_ranges() {
+        let small =
+            |ranges: &[(u64, u64)]| lane(PipelineCall::Read, &read(ranges)) == Lane::SmallReads;
+        assert!(small(&[]) && small(&[(5, 5), (0, 100_000)]));
+        assert!(!small(&[(0, 200_000), (0, 200_000)]));
+        // It will be refused, or tell of a gap.
+        assert!(!small(&[(100, 0)]));
+        let offset = |text: &str| read(&[(0, 1)]).replace(&format!("{:016}_{:016}", 7, 0), text);
+        for text in ["-1", "0", "", "x_y", "now"] {
+            assert_eq!(lane(PipelineCall::Read, &offset(text)), Lane::Pipeline);
+        }
+        assert_eq!(lane(PipelineCall::Read, "[]"), Lane::Pipeline);
+    }
 
     #[test]
     fn a_question_with_a_pattern_is_not_small_however_it_is_written() {
@@ -282,7 +337,11 @@ mod tests {
             r#" {"streams":["pattern","\u0070"],"wait_ms":1}"#,
             r#"{"streams":["sm\u00f8r"]}"#,
         ] {
-            assert!(is_small_question(small.as_bytes()), "{small}");
+            assert_eq!(
+                lane(PipelineCall::Tails, small),
+                Lane::SmallQuestions,
+                "{small}"
+            );
         }
         for other in [
             r#"{"pattern":"a.*"}"#,
@@ -291,9 +350,13 @@ mod tests {
             r#"[null,"a.*",null,null,0]"#,
             r#" [null,"pattern",null,null,0]"#,
         ] {
-            assert!(!is_small_question(other.as_bytes()), "{other}");
+            assert_ne!(
+                lane(PipelineCall::Tails, other),
+                Lane::SmallQuestions,
+                "{other}"
+            );
         }
         let long = format!(r#"{{"streams":["{}"]}}"#, "a".repeat(SMALL_QUESTION_BYTES));
-        assert!(!is_small_question(long.as_bytes()));
+        assert_ne!(lane(PipelineCall::Tails, &long), Lane::SmallQuestions);
     }
 }
