@@ -154,7 +154,7 @@ pub fn dump(engine: &Engine) -> Result<Vec<String>, String> {
         };
         let mut producers: Vec<_> = {
             let state = stream.lock();
-            let known = state.producers.iter().flat_map(|known| known.iter());
+            let known = state.producers().into_iter().flat_map(|known| known.iter());
             known
                 .map(|(id, known)| format!("{id:?} {known:?}"))
                 .collect()

@@ -279,9 +279,11 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
         }
         // They go with the bytes: whatever is kept of those is never stored again.
         model.stream_seq = state.stream_seq.as_deref().map(<[u8]>::to_vec);
-        model.producers = state.producers.iter().flat_map(|known| known.iter()).fold(
-            BTreeMap::new(),
-            |mut all, (id, known)| {
+        model.producers = state
+            .producers()
+            .into_iter()
+            .flat_map(|known| known.iter())
+            .fold(BTreeMap::new(), |mut all, (id, known)| {
                 let producer = Producer {
                     epoch: known.epoch,
                     seq: known.last_seq,
@@ -293,7 +295,6 @@ pub(crate) fn adopt_volatile(engine: &Engine, world: &mut World) {
                     all.insert(id - b'a', producer);
                 }
                 all
-            },
-        );
+            });
     }
 }

@@ -26,6 +26,8 @@ pub enum Key {
     File(String),
     /// A stream that is not in memory, by its path or by its number.
     Path(Box<str>),
+    /// The same for one who only reads.
+    PathToRead(Box<str>),
     Stream(u64),
     /// Where messages begin in a large append of a stream.
     Points {

@@ -399,6 +399,14 @@ impl Checkpoint<'_> {
     /// `None`: its whole life is behind the number of this checkpoint. A restart replays it from its create, and needs
     /// what its frames name until then (`I-KEEP-2`), so that it leaves with the next checkpoint.
     fn take(&self, stream: &Arc<Stream>) -> Option<Taken> {
+        // One that was only read has been found damaged. What its producers are must be written with that.
+        if !stream.is_whole()
+            && let Err(error) = self.directory.complete(stream)
+        {
+            report!("stream {:?} could not be read whole: {error}", stream.path);
+            self.directory.requeue(std::slice::from_ref(stream));
+            return None;
+        }
         let mut state = stream.lock();
         let gone = state.life == Life::Gone;
         if gone && state.created_sequence > self.staged {

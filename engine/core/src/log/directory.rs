@@ -53,6 +53,7 @@ pub struct Directory {
 }
 
 type Paths = HashSet<ByPath, RandomState>;
+type Decode = fn(&[u8], &dyn Fn(&str) -> Arc<ContentType>) -> Option<Stream>;
 
 struct ByPath(Arc<Stream>);
 
@@ -115,9 +116,29 @@ impl Directory {
     /// The stream at a path, deleted ones included; `None` if there never was one that the server knows of.
     /// `WouldBlock` if the thread must not wait for the catalog.
     pub fn get(&self, path: &str) -> Result<Option<Arc<Stream>>, CatalogError> {
+        let key = || Key::Path(path.into());
+        self.find(path, key, Stream::is_whole, snapshot::decode)
+    }
+
+    /// The same for who only reads. It may be without its producers, and is never to be changed.
+    pub fn get_to_read(&self, path: &str) -> Result<Option<Arc<Stream>>, CatalogError> {
+        let key = || Key::PathToRead(path.into());
+        self.find(path, key, |_| true, snapshot::decode_to_read)
+    }
+
+    /// What is in memory has to be `fit`.
+    fn find(
+        &self,
+        path: &str,
+        key: impl Fn() -> Key,
+        fit: impl Fn(&Stream) -> bool,
+        decode: Decode,
+    ) -> Result<Option<Arc<Stream>>, CatalogError> {
+        let at_hand = || self.in_memory_at(path).filter(|stream| fit(stream));
         loop {
-            if let Some(stream) = self.in_memory_at(path) {
-                return Ok(Some(stream));
+            let in_memory = self.in_memory_at(path);
+            if let Some(stream) = in_memory.as_ref().filter(|stream| fit(stream)) {
+                return Ok(Some(Arc::clone(stream)));
             }
             // In this order: what leaves memory is in the catalog before, and known there.
             if !self.catalog.known.may_have(path.as_bytes()) {
@@ -125,17 +146,38 @@ impl Directory {
             }
             let version = self.catalog.version();
             if !wanted::may_wait() {
-                return self.want(Key::Path(path.into()), || self.in_memory_at(path));
+                return self.want(key(), at_hand);
+            }
+            if let Some(stream) = in_memory {
+                self.complete(&stream)?;
+                continue;
             }
             // Without the slot's lock: a slow disk must not hold up those who want its neighbours.
             let Some(value) = self.catalog.get(path.as_bytes())? else {
                 return Ok(None);
             };
-            let stream = self.decode(&value, path)?;
-            if let Some(stream) = self.take_in(stream, version) {
+            let stream = self.decode(&value, path, decode)?;
+            if let Some(stream) = self.take_in(stream, version).filter(|found| fit(found)) {
                 return Ok(Some(stream));
             }
         }
+    }
+
+    /// Gives a stream its producers if they were left out. Nobody can have changed them since: who changes a stream has got
+    /// it whole, so that what the catalog says of them holds.
+    pub fn complete(&self, stream: &Stream) -> Result<(), CatalogError> {
+        let value = self.catalog.get(stream.path.as_bytes())?;
+        let whole = value.map(|value| self.decode(&value, &stream.path, snapshot::decode));
+        match whole.transpose()? {
+            Some(whole) if whole.id == stream.id => stream.complete(&whole, &self.metrics),
+            // Another thread was faster, and it is gone since.
+            _ if stream.is_whole() => {}
+            _ => {
+                let what = format!("the entry of stream {:?} has gone", stream.path);
+                return Err(CatalogError::Corrupt(what));
+            }
+        }
+        Ok(())
     }
 
     /// What a thread that must not wait knows about a stream that is not in memory.
@@ -191,7 +233,7 @@ impl Directory {
     }
 
     /// Visits the streams that the catalog knows and `wanted` names, in path order, strictly behind `after`, until `visit`
-    /// returns false. Each is as it is at that moment: as in memory, else as in the catalog.
+    /// returns false. Each is as it is at that moment: as in memory, else as in the catalog, to be read alone.
     ///
     /// A scan sees the catalog as it was when it began. What a checkpoint has written meanwhile may have left memory, and
     /// what it has removed is in neither: then a new scan goes on from there.
@@ -217,8 +259,9 @@ impl Directory {
                         if outdated {
                             return false;
                         }
-                        let decoded = snapshot::unseal(value)
-                            .and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
+                        let decoded = snapshot::unseal(value).and_then(|bytes| {
+                            snapshot::decode_to_read(bytes, &|text| self.intern(text))
+                        });
                         found = decoded.map(Arc::new);
                     }
                     if found.is_some_and(|stream| !visit(&stream)) {
@@ -239,7 +282,10 @@ impl Directory {
 
     /// The stream of an incarnation, wherever its path points now.
     pub fn get_by_id(&self, id: StreamId) -> Result<Option<Arc<Stream>>, CatalogError> {
-        let in_memory = || self.id_slot(id).lock().get(&id).map(Arc::clone);
+        let in_memory = || {
+            let found = self.id_slot(id).lock().get(&id).map(Arc::clone);
+            found.filter(|stream| stream.is_whole())
+        };
         if let Some(stream) = in_memory() {
             return Ok(Some(stream));
         }
@@ -258,9 +304,9 @@ impl Directory {
         Ok(self.get(path)?.filter(|stream| stream.id == id))
     }
 
-    fn decode(&self, value: &[u8], path: &str) -> Result<Stream, CatalogError> {
-        let decoded = snapshot::unseal(value)
-            .and_then(|bytes| snapshot::decode(bytes, |text| self.intern(text)));
+    fn decode(&self, value: &[u8], path: &str, decode: Decode) -> Result<Stream, CatalogError> {
+        let decoded =
+            snapshot::unseal(value).and_then(|bytes| decode(bytes, &|text| self.intern(text)));
         if let Some(stream) = &decoded {
             stream.set_catalogued();
         }

@@ -128,7 +128,7 @@ impl<S: Streams> Replay<S> {
     }
 
     fn create(&mut self, frame: &Frame<'_>) -> Result<(), NotApplied<S::Error>> {
-        let decoded = snapshot::decode(frame.extra, |text| self.streams.intern(text))
+        let decoded = snapshot::decode(frame.extra, &|text| self.streams.intern(text))
             .filter(|stream| stream.id == frame.stream);
         let Some(stream) = decoded else {
             return Err(unfit(None, frame, "the configuration does not decode"));

@@ -234,9 +234,10 @@ impl Engine {
         Ok(self.directory.get(path)?)
     }
 
-    /// The same for who only reads.
+    /// The same for who only reads: its producers may be left out.
     pub fn find_to_read(&self, path: &str) -> Result<Option<Arc<Stream>>, Undone> {
-        Ok(self.find(path)?.map(|stream| self.as_told_last(stream)))
+        let found = self.directory.get_to_read(path)?;
+        Ok(found.map(|stream| self.as_told_last(stream)))
     }
 
     /// Once the log has failed, what nobody may be told of any more does not hide what was there before it.

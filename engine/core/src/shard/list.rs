@@ -61,7 +61,7 @@ impl Engine {
         let mut page = self.until_final(&|| {
             let mut page = Page::default();
             self.metrics.list_looks.add(1);
-            if let Some(stream) = self.directory.get(path)? {
+            if let Some(stream) = self.directory.get_to_read(path)? {
                 self.describe(&stream, &mut page);
             }
             Ok(page)

@@ -118,6 +118,9 @@ impl Engine {
         while let Some(wanted) = self.loads.next() {
             let key = wanted.key.clone();
             let (told, kept) = self.fetch(wanted);
+            if matches!(key, Key::Path(_) | Key::Stream(_)) {
+                self.make_producer_room();
+            }
             self.metrics.loads.add(1);
             self.hand_out(&key, &told, kept.as_ref());
         }
@@ -154,6 +157,7 @@ impl Engine {
                 return (told, None);
             }
             (None, Key::Path(path)) => self.directory.get(path),
+            (None, Key::PathToRead(path)) => self.directory.get_to_read(path),
             (None, Key::Stream(id)) => self.directory.get_by_id(StreamId(*id)),
             (None, Key::Points { stream, .. } | Key::Look { stream, .. }) => {
                 self.directory.get_by_id(StreamId(*stream))

@@ -192,7 +192,7 @@ impl Engine {
     /// A stream as its catalog entry has it, outside of the directory.
     fn at_rest(&self, path: &[u8], value: &[u8]) -> Result<Stream, CatalogError> {
         snapshot::unseal(value)
-            .and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)))
+            .and_then(|bytes| snapshot::decode(bytes, &|text| self.directory.intern(text)))
             .ok_or_else(|| {
                 let path = String::from_utf8_lossy(path);
                 CatalogError::Corrupt(format!("entry of stream {path:?} does not decode"))

@@ -213,8 +213,9 @@ impl Engine {
                         return false;
                     }
                 }
-                let decoded = snapshot::unseal(value)
-                    .and_then(|bytes| snapshot::decode(bytes, |text| self.directory.intern(text)));
+                let decoded = snapshot::unseal(value).and_then(|bytes| {
+                    snapshot::decode_to_read(bytes, &|text| self.directory.intern(text))
+                });
                 // What is only kept for forks is not there for readers.
                 let there = decoded.filter(|stream| stream.lock().life == Life::Live);
                 count += usize::from(there.is_some());
@@ -370,3 +371,7 @@ fn newest_time(state: &StreamState) -> Option<u64> {
     let newest = state.last_entry_held(visible.tail);
     Some(newest.map_or(state.last_time_ms, |entry| entry.time_ms))
 }
+
+#[cfg(test)]
+#[path = "looks_tests.rs"]
+mod tests;

@@ -325,6 +325,13 @@ impl Engine {
         self.metrics.producer_bytes.get() > self.producer_bytes_max()
     }
 
+    /// Does at once what is done now and then otherwise: one look after another may load more than there is room for.
+    pub(super) fn make_producer_room(&self) {
+        if self.producers_exhausted() {
+            self.directory.evict(self.config.streams_cached_max);
+        }
+    }
+
     /// Twice what eviction leaves.
     fn producer_bytes_max(&self) -> u64 {
         let streams = self.config.streams_cached_max as u64;

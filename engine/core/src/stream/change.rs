@@ -13,7 +13,7 @@ use crate::codec::{
 use crate::io::sabotage::{self, Sabotage};
 use crate::model::{Adopted, Class, IndexEntry};
 use crate::stream::hot::Hot;
-use crate::stream::producers::ProducerState;
+use crate::stream::producers::{ProducerState, Remembered};
 use crate::stream::state::{ClosedBy, Life, StreamState};
 
 /// Bytes in a staged pack, with their relative index.
@@ -160,6 +160,7 @@ impl StreamState {
     /// The only way in which what the log decides is changed.
     pub fn apply(&mut self, change: &Change<'_>) {
         debug_assert!(change.sequence > self.applied_sequence || self.is_volatile());
+        assert!(!self.producers.are_left_out(), "I-PRODUCERS-1");
         self.logged.applied_sequence = change.sequence;
         match change.what {
             What::Create { payload, records } => {
@@ -186,7 +187,7 @@ impl StreamState {
                 self.reveal_control(change.sequence);
                 self.remove_at(change.sequence);
                 self.logged.life = Life::Gone;
-                self.logged.producers = None;
+                self.logged.producers = Remembered::Nobody;
                 self.unsettled = None;
                 let end = Hot::starting_at(self.tail);
                 let hot = std::mem::replace(&mut self.hot, end);
@@ -318,8 +319,7 @@ impl StreamState {
         self.leave_producer(tag.id);
         let before = self.producer(tag.id);
         let state = ProducerState::after(before, tag, change.time_ms, change.epoch);
-        let producers = self.logged.producers.get_or_insert_default();
-        producers.remember(tag.id, state);
+        self.logged.producers.all_mut().remember(tag.id, state);
     }
 }
 

@@ -109,7 +109,7 @@ mod tests {
         for number in 0..COMMITTERS_PER_STREAM_MAX + 1 {
             committed(&mut state, &name(number), 0, number as u64);
         }
-        let count = state.producers.as_ref().map_or(0, |known| known.len());
+        let count = state.producers().map_or(0, |known| known.len());
         assert!(count <= COMMITTERS_PER_STREAM_MAX && count > COMMITTERS_PER_STREAM_MAX / 2);
         assert!(state.producer(&name(COMMITTERS_PER_STREAM_MAX)).is_some());
         assert!(state.producer(&name(0)).is_none());

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::metrics::Metrics;
 use crate::model::{ContentType, StreamId, is_reserved};
 use crate::stream::state::StreamState;
 
@@ -19,6 +20,8 @@ pub struct Stream {
     watchers: AtomicU64,
     /// Whether the change feed watches it: the version of what is watched times two, plus the answer.
     feed_match: AtomicU64,
+    /// Whether its producers are known here; once they are, they stay (`I-PRODUCERS-1`).
+    whole: AtomicBool,
     /// Whether the catalog has an entry of it.
     catalogued: AtomicBool,
 }
@@ -31,6 +34,7 @@ impl Stream {
         state: StreamState,
     ) -> Stream {
         let expires = state.expiry.is_some();
+        let whole = !state.producers.are_left_out();
         Stream {
             id,
             path: path.into(),
@@ -39,8 +43,21 @@ impl Stream {
             state: Mutex::new(state),
             watchers: AtomicU64::new(0),
             feed_match: AtomicU64::new(0),
+            whole: AtomicBool::new(whole),
             catalogued: AtomicBool::new(false),
         }
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.whole.load(Ordering::Acquire)
+    }
+
+    /// Takes over its producers from the same stream read whole.
+    pub fn complete(&self, from: &Stream, metrics: &Metrics) {
+        let mut state = self.lock();
+        state.complete(&mut from.lock());
+        state.count_memory(metrics);
+        self.whole.store(true, Ordering::Release);
     }
 
     pub fn is_catalogued(&self) -> bool {

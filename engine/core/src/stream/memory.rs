@@ -48,16 +48,23 @@ impl StreamState {
     }
 
     fn remembered_producers(&self) -> u64 {
-        let producers = self.producers.as_deref();
-        producers.map_or(0, Producers::memory_len)
+        self.producers.here().map_or(0, Producers::memory_len)
     }
 
     /// What the next checkpoint writes into the catalog for the stream's producers.
     fn listed_producers(&self) -> u64 {
-        match &self.producers {
+        match self.producers.here() {
             Some(all) if self.dirty => all.len() as u64 * PRODUCER_ENTRY_BYTES,
             _ => 0,
         }
+    }
+
+    /// Memory of a stream that was read for one question, beside its bytes: it has none.
+    pub fn looked_at_memory(&self) -> u64 {
+        let extents = self.extents.len() * size_of::<Extent>();
+        let epochs = self.later_epochs.len() * size_of::<(u64, u64)>();
+        let damaged = std::mem::size_of_val(self.damaged());
+        STREAM_MEMORY_BYTES + self.remembered_producers() + (extents + epochs + damaged) as u64
     }
 
     /// Brings the gauges up to date with this stream.

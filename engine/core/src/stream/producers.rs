@@ -62,6 +62,51 @@ impl ProducerState {
     }
 }
 
+/// What a state has of its producers.
+#[derive(Debug, Default)]
+pub enum Remembered {
+    #[default]
+    Nobody,
+    These(Box<Producers>),
+    /// The state was read for those who only read; the catalog has them.
+    LeftOut,
+}
+
+impl Remembered {
+    /// `None`: nobody is known. Invariant `I-PRODUCERS-1`: nothing is decided about producers that are left out, by nobody
+    /// ever, so that this never passes them for unknown ones.
+    pub fn all(&self) -> Option<&Producers> {
+        match self {
+            Remembered::Nobody => None,
+            Remembered::These(all) => Some(all),
+            Remembered::LeftOut => panic!("producers that were left out are asked for"),
+        }
+    }
+
+    /// The same, to be changed; from here on they are some.
+    pub(super) fn all_mut(&mut self) -> &mut Producers {
+        if self.all().is_none() {
+            *self = Remembered::These(Box::default());
+        }
+        match self {
+            Remembered::These(all) => all,
+            _ => unreachable!("they were put there just now"),
+        }
+    }
+
+    pub fn are_left_out(&self) -> bool {
+        matches!(self, Remembered::LeftOut)
+    }
+
+    /// Those that are in memory.
+    pub fn here(&self) -> Option<&Producers> {
+        match self {
+            Remembered::These(all) => Some(all),
+            Remembered::Nobody | Remembered::LeftOut => None,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Producers {
     known: HashMap<Box<[u8]>, ProducerState>,

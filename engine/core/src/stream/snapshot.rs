@@ -20,7 +20,7 @@ use crate::stream::damage;
 use crate::stream::handle::Stream;
 use crate::stream::hot::Hot;
 use crate::stream::line::Line;
-use crate::stream::producers::{ProducerState, Producers};
+use crate::stream::producers::{ProducerState, Producers, Remembered};
 use crate::stream::state::{ClosedBy, Expiry, Fork, Life, StreamState};
 
 const VERSION: u8 = 3;
@@ -88,7 +88,7 @@ fn flags(state: &StreamState) -> u8 {
         } else {
             0
         })
-        | (if state.producers.is_some() {
+        | (if state.producers().is_some() {
             PRODUCERS
         } else {
             0
@@ -142,7 +142,7 @@ fn encode_optional(state: &StreamState, out: &mut Vec<u8>) {
     if let Some(seq) = state.lasting_seq() {
         put_short(out, seq);
     }
-    if state.producers.is_some() {
+    if state.producers().is_some() {
         put_count(out, state.lasting_producers().count());
         for (id, producer) in state.lasting_producers() {
             put_short(out, id);
@@ -228,7 +228,22 @@ pub fn is_unneeded(value: &[u8]) -> bool {
 }
 
 /// Decodes a snapshot with or without extents. `None` means that the bytes are not one.
-pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option<Stream> {
+pub fn decode(bytes: &[u8], intern: &dyn Fn(&str) -> Arc<ContentType>) -> Option<Stream> {
+    decode_with(bytes, intern, true)
+}
+
+/// The same without the producers, which may be most of it and are of no use to those who only read.
+pub fn decode_to_read(bytes: &[u8], intern: &dyn Fn(&str) -> Arc<ContentType>) -> Option<Stream> {
+    // What ends by itself is not only read.
+    let whole = has_expiry(bytes);
+    decode_with(bytes, intern, whole)
+}
+
+fn decode_with(
+    bytes: &[u8],
+    intern: &dyn Fn(&str) -> Arc<ContentType>,
+    whole: bool,
+) -> Option<Stream> {
     let mut reader = Reader::new(bytes);
     let version = reader.u8()?;
     if version != VERSION && version != VERSION_UNSETTLED {
@@ -261,7 +276,7 @@ pub fn decode(bytes: &[u8], intern: impl Fn(&str) -> Arc<ContentType>) -> Option
     for _ in 0..reader.u32()? {
         logged.later_epochs.push((reader.u64()?, reader.u64()?));
     }
-    decode_optional(&mut reader, flags, &mut state)?;
+    decode_optional(&mut reader, flags, whole, &mut state)?;
     if version == VERSION_UNSETTLED {
         forget_unsettled(&mut state);
     }
@@ -283,7 +298,7 @@ fn forget_unsettled(state: &mut StreamState) {
         logged.closed_by = None;
     }
     let (later, since) = (&logged.later_epochs, logged.class_since);
-    if let Some(producers) = &mut logged.producers {
+    if let Remembered::These(producers) = &mut logged.producers {
         producers.forget_appenders(|known| {
             let lost = |(epoch, _): &(u64, u64)| known.stream_epoch < *epoch && *epoch <= since;
             in_memory || later.iter().any(lost)
@@ -291,7 +306,12 @@ fn forget_unsettled(state: &mut StreamState) {
     }
 }
 
-fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) -> Option<()> {
+fn decode_optional(
+    reader: &mut Reader<'_>,
+    flags: u8,
+    whole: bool,
+    state: &mut StreamState,
+) -> Option<()> {
     if flags & CLOSED_BY != 0 {
         let (epoch, seq) = (reader.u64()?, reader.u64()?);
         state.logged.closed_by = Some(Box::new(ClosedBy {
@@ -334,7 +354,13 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
     if flags & STREAM_SEQ != 0 {
         state.logged.stream_seq = Some(reader.short()?.into());
     }
-    if flags & PRODUCERS != 0 {
+    if flags & PRODUCERS != 0 && !whole {
+        for _ in 0..reader.u32()? {
+            reader.short()?;
+            reader.take(4 * size_of::<u64>())?;
+        }
+        state.logged.producers = Remembered::LeftOut;
+    } else if flags & PRODUCERS != 0 {
         let mut producers = Producers::default();
         for _ in 0..reader.u32()? {
             let id = reader.short()?;
@@ -351,7 +377,7 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
                 },
             );
         }
-        state.logged.producers = Some(Box::new(producers));
+        state.logged.producers = Remembered::These(Box::new(producers));
     }
     if flags & DAMAGED != 0 {
         let mut damaged = Vec::new();
@@ -364,7 +390,9 @@ fn decode_optional(reader: &mut Reader<'_>, flags: u8, state: &mut StreamState) 
         for _ in 0..reader.u32()? {
             let id = reader.short()?;
             let skipped = (reader.u64()?, reader.u64()?);
-            state.logged.producers.as_mut()?.set_skipped(id, skipped);
+            if whole {
+                state.logged.producers.all_mut().set_skipped(id, skipped);
+            }
         }
     }
     Some(())

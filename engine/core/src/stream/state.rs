@@ -22,7 +22,7 @@ use crate::stream::damage;
 use crate::stream::hot::Hot;
 use crate::stream::line::{Line, Mark};
 use crate::stream::memory::Counted;
-use crate::stream::producers::{ProducerState, Producers};
+use crate::stream::producers::{ProducerState, Producers, Remembered};
 use crate::stream::unsettled::Unsettled;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,7 +144,8 @@ pub struct Logged {
     pub fork: Option<Box<Fork>>,
     /// Forks that still need this stream's bytes.
     pub fork_count: u32,
-    pub producers: Option<Box<Producers>>,
+    /// Behind [`StreamState::producers`].
+    pub(super) producers: Remembered,
     pub stream_seq: Option<Box<[u8]>>,
     /// First position whose bytes are the stream's own.
     pub start: u64,
@@ -229,7 +230,7 @@ impl StreamState {
             expiry: None,
             fork: None,
             fork_count: 0,
-            producers: None,
+            producers: Remembered::Nobody,
             stream_seq: None,
             start: 0,
             start_records: 0,
@@ -440,7 +441,19 @@ impl StreamState {
     }
 
     pub fn producer(&self, id: &[u8]) -> Option<ProducerState> {
-        self.producers.as_ref()?.get(id).copied()
+        self.producers()?.get(id).copied()
+    }
+
+    /// Not of a state that was read without them ([`Remembered::all`]).
+    pub fn producers(&self) -> Option<&Producers> {
+        self.producers.all()
+    }
+
+    /// Takes over the producers that were left out, from the same state read whole.
+    pub fn complete(&mut self, whole: &mut StreamState) {
+        if self.producers.are_left_out() {
+            self.logged.producers = std::mem::take(&mut whole.logged.producers);
+        }
     }
 
     /// Makes everything applied visible: the class's watermark has reached it.

@@ -99,7 +99,7 @@ impl StreamState {
             return;
         }
         let (ends, tail, known) = (self.ends(), self.tail, self.producer(id));
-        let producers = self.logged.producers.as_deref();
+        let producers = self.logged.producers.all();
         let unsettled = &mut self.unsettled.get_or_insert_default().producers;
         if unsettled.len() > 2 * producers.map_or(0, Producers::len) + 16 {
             unsettled.retain(|id, _| producers.is_some_and(|all| all.get(id).is_some()));
@@ -142,7 +142,7 @@ impl StreamState {
     /// What a restart shall know of the producers.
     pub fn lasting_producers(&self) -> impl Iterator<Item = (&[u8], &ProducerState)> {
         let (tail, _) = self.lasting_tail();
-        let known = self.producers.iter().flat_map(|known| known.iter());
+        let known = self.producers().into_iter().flat_map(|known| known.iter());
         known.filter_map(move |(id, newest)| {
             let trails = self.unsettled.as_ref().map(|all| &all.producers);
             let state = match trails.and_then(|trails| trails.get(id)) {
@@ -236,7 +236,7 @@ mod tests {
         let mut bytes = Vec::new();
         snapshot::encode("s", &content_type, &state, &mut bytes);
         let known = |bytes: &[u8]| {
-            let stream = snapshot::decode(bytes, |text| Arc::new(ContentType::new(text)));
+            let stream = snapshot::decode(bytes, &|text| Arc::new(ContentType::new(text)));
             let stream = stream.expect("it decodes");
             let state = stream.lock();
             [&b"appender"[..], b"\0committer"].map(|id| state.producer(id).is_some())

@@ -58,7 +58,7 @@ pub struct Shadows<'v> {
 
 /// Decodes a catalog value or a create's configuration, which verification does for every stream once.
 pub fn decode(bytes: &[u8]) -> Option<Stream> {
-    snapshot::decode(bytes, |text| Arc::new(ContentType::new(text)))
+    snapshot::decode(bytes, &|text| Arc::new(ContentType::new(text)))
 }
 
 pub fn decode_value(value: &[u8]) -> Option<Stream> {

@@ -350,12 +350,10 @@ impl Evaluated {
 
     /// What it takes while it waits, about.
     pub fn memory_len(&self) -> usize {
-        let own = |look: &Look| {
-            let stream = look.stream.as_ref();
-            // Nobody else has it: it was read for this answer.
-            stream.is_some_and(|stream| Arc::strong_count(stream) == 1)
-        };
-        let read = self.looks.iter().filter(|look| own(look)).count();
+        let streams = self.looks.iter().filter_map(|look| look.stream.as_ref());
+        // Nobody else has it: it was read for this answer.
+        let own = streams.filter(|stream| Arc::strong_count(stream) == 1);
+        let read: u64 = own.map(|stream| stream.lock().looked_at_memory()).sum();
         let places = self
             .streams
             .iter()
@@ -364,7 +362,7 @@ impl Evaluated {
             + (self.missing.len() + self.gone.len()) * NAME_BYTES
             + self.removed.len() * (size_of::<Ending>() + NAME_BYTES)
             + places.map(places_len).sum::<usize>();
-        told + self.looks.len() * size_of::<Look>() + read * size_of::<Stream>()
+        told + self.looks.len() * size_of::<Look>() + read as usize
     }
 
     /// A named stream is not there.

@@ -61,7 +61,7 @@ impl Census {
 
 fn decode(value: &[u8]) -> Option<Stream> {
     let bytes = snapshot::unseal(value)?;
-    snapshot::decode(bytes, |text| Arc::new(ContentType::new(text)))
+    snapshot::decode(bytes, &|text| Arc::new(ContentType::new(text)))
 }
 
 fn undecodable(path: &[u8]) -> String {
