@@ -244,14 +244,11 @@ fn state(stream: &Arc<Stream>, model: &StreamModel, marks: Marks) -> Checked {
             .as_ref()
             .is_some_and(|expiry| expiry.ttl_seconds.is_some());
         differ("TTL", path, ttl, model.ttl)?;
-        let producers = state
-            .producers
-            .as_ref()
-            .map_or_else(BTreeMap::new, |producers| {
-                let all = producers.iter();
-                all.map(|(id, known)| (id.to_vec(), (known.epoch, known.last_seq)))
-                    .collect()
-            });
+        let producers = state.producers().map_or_else(BTreeMap::new, |producers| {
+            let all = producers.iter();
+            all.map(|(id, known)| (id.to_vec(), (known.epoch, known.last_seq)))
+                .collect()
+        });
         let expected = model.producers.iter();
         let expected = expected.map(|(id, known)| {
             let id = producer_bytes(*id).to_vec();
