@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from support.many_streams import delete_all
 from support.server import Server
 from support.spark import SMALL, TOKEN, TOKEN_VARIABLE, Driver, environment
 from support.spark_cluster import ConnectServer, StandaloneCluster
+from support.spark_forks import SparkForks
 from support.spark_halves import SHARED, half_of
 
 HERE = Path(__file__).resolve().parent
@@ -88,13 +90,25 @@ def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_folder: Path) -> Iterator[Any]:
+def worker_python(full: bool, spark_folder: Path) -> Iterator[str]:
+    """The interpreter of the shared session: at the short counts one whose processes have loaded everything."""
+    if full:
+        yield sys.executable
+        return
+    forks = SparkForks(spark_folder / "forks")
+    yield str(forks.python)
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def spark(spark_folder: Path, worker_python: str) -> Iterator[Any]:
     """The shared session. Its log is `jvm.log` in `spark_folder`, its event log is in `events` there."""
     saved = dict(os.environ)
+    pythons = dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), worker_python)
     os.environ.update(
         {
             name: value
-            for name, value in environment(spark_folder / "shared").items()
+            for name, value in environment(spark_folder / "shared", pythons).items()
             if name.startswith(("SPARK_", "PYSPARK_"))
         }
     )
