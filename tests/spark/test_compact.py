@@ -53,7 +53,7 @@ def compact(spark: Any, lake: Path, to: Path | None = None, **given: Any) -> dic
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("by", ["date", "date,stream"])
+@pytest.mark.parametrize("by", [pytest.param("date", marks=pytest.mark.long), "date,stream"])
 def test_closed_partitions_of_a_table_become_few_files_in_one_commit(
     spark: Any, tmp_path: Path, table: str, by: str
 ) -> None:
@@ -84,7 +84,7 @@ def version(lake: Lake) -> int:
         catalog.close()
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", ["delta", pytest.param("iceberg", marks=pytest.mark.long)])
 def test_land_goes_on_behind_a_compaction_and_knows_its_batches(
     spark: Any, server: Server, client: Client, tmp_path: Path, table: str
 ) -> None:
@@ -214,7 +214,9 @@ def test_what_a_crash_leaves_of_an_iceberg_table_is_removed(
     assert len(seen(lake.root, "iceberg")) == 300
 
 
-@pytest.mark.parametrize("by", ["date", "date,stream", "none"])
+@pytest.mark.parametrize(
+    "by", ["date", "date,stream", pytest.param("none", marks=pytest.mark.long)]
+)
 def test_a_plain_lake_becomes_another_one(
     spark: Any, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:

@@ -159,7 +159,10 @@ def change(key: int, value: Any) -> dict[str, Any]:
     ("record", "change", "said", "code"),
     [
         (b'{"other":1}', {}, r"record 0 of stream `in` has no `id`", "field_missing"),
-        (b'{"id":1,"name":null}', {}, "record 0 of stream `in` has a field of its own", "field_taken"),
+        pytest.param(
+            b'{"id":1,"name":null}', {}, "record 0 of stream `in` has a field of its own", "field_taken",
+            marks=pytest.mark.long,
+        ),
         (b'{"id":1}', {"add": "j=name:json"}, "column `name` of the table is not JSON text at key `1`", "not_json"),
     ],
 )  # fmt: skip

@@ -50,7 +50,7 @@ def test_a_table_on_an_object_store_holds_each_record_once(
     client.create("in", content_type=JSON).append_many(sent)
     own = "own" if table == "iceberg" else ""
     layout = Layout(Path(BUCKET, f"spark-{table}"), table, ("date",), "s3", own)
-    asked = {"url": server.url, "table": table, "max_rows": 80, "checkpoint": tmp_path / "cp"}
+    asked = {"url": server.url, "table": table, "max_rows": 120, "checkpoint": tmp_path / "cp"}
     if own:
         asked["catalog"] = own
     with monkeypatch.context() as patch:

@@ -104,7 +104,7 @@ def test_rows_add_up_to_what_the_server_counts_also_for_a_stream_that_is_behind(
         next_second(client)
         new.append_many(texts[:40])
     asked: dict[str, Any] = {"window": "1s", "late": "0s", "checkpoint": tmp_path / "cp"}
-    asked |= {"create": True, "max_rows": 45}
+    asked |= {"create": True, "max_rows": 90}
     streams = ["old/json", "old/bytes", "new"]
     with failing_commit(server, 2, "after") as url:
         run(spark, "metrics", streams, "stream:out", url=url, readTimeout="1s", **asked)
@@ -130,7 +130,7 @@ def test_each_closed_window_is_one_row_of_a_lake(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
     streams = [client.create(name, content_type=JSON) for name in ("a", "b/ü")]
-    asked = {"url": server.url, "window": "1s", "partition_by": "stream", "max_rows": 50}
+    asked = {"url": server.url, "window": "1s", "partition_by": "stream", "max_rows": 100}
     for part in range(3):
         if part:
             next_second(client)
