@@ -104,7 +104,7 @@ def test_rows_add_up_to_what_the_server_counts_also_for_a_stream_that_is_behind(
         next_second(client)
         new.append_many(texts[:40])
     asked: dict[str, Any] = {"window": "1s", "late": "0s", "checkpoint": tmp_path / "cp"}
-    asked |= {"create": True, "max_rows": 90}
+    asked |= {"create": True, "max_rows": 60}
     streams = ["old/json", "old/bytes", "new"]
     with failing_commit(server, 2, "after") as url:
         run(spark, "metrics", streams, "stream:out", url=url, readTimeout="1s", **asked)
