@@ -76,6 +76,60 @@ def test_what_land_has_landed_is_whole_and_what_comes_later_is_only_behind(
     assert json.loads(json.dumps(report.document()))["whole"] is True
 
 
+def alter(file: Path, row: int, column: str) -> None:
+    """Another value, or another time, in one row of a file."""
+    table = pq.read_table(file, partitioning=None)
+    values = table[column].to_pylist()
+    values[row] = b'{"n":321}' if column == "value" else values[row] + datetime.timedelta(hours=1)
+    changed = pa.array(values, table.schema.field(column).type)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, changed), file)
+
+
+def test_each_damage_has_its_stream_and_range(
+    spark: Any, server: Server, client: Client, tmp_path: Path
+) -> None:
+    """One lake, and one file of each stream is damaged; the tests below have each damage alone."""
+    streams = [ODD, "doubled", "altered", "unreadable"]
+    for name in streams:
+        fill(client, name, 100)
+    lake = Lake(tmp_path / "lake", partition_by="stream")
+    for first in (0, 50):
+        lake.land(client, *streams, first=first, upto=first + 50)
+    assert audit(spark, server, streams, lake.root).ok
+    missing, doubled, altered, unreadable = (
+        next(file for file in lake.files() if f"stream={name}" in str(file))
+        for name in ("shop", "doubled", "altered", "unreadable")
+    )
+    begins = {
+        name: pq.read_table(file, partitioning=None)["offset"][0].as_py()
+        for name, file in (
+            (ODD, missing),
+            ("doubled", doubled),
+            ("altered", altered),
+            ("unreadable", unreadable),
+        )
+    }
+    missing.unlink()
+    shutil.copy(doubled, doubled.with_name("again.parquet"))
+    alter(altered, 23, "value")
+    unreadable.write_bytes(unreadable.read_bytes()[:-20])
+    report = audit(spark, server, streams, lake.root)
+    assert not report.ok
+    at = begins["altered"] + 23
+    assert sorted(told(report)) == sorted(
+        [
+            ("missing", ODD, begins[ODD], begins[ODD] + 49),
+            ("doubled", "doubled", begins["doubled"], begins["doubled"] + 49),
+            ("altered", "altered", at, at),
+            ("missing", "unreadable", begins["unreadable"], begins["unreadable"] + 49),
+        ]
+    )
+    assert {row.state for row in report.streams} == {"differs"}
+    assert report.counts == {"missing": 100, "doubled": 50, "altered": 1}
+    assert report.files == [unreadable.relative_to(lake.root).as_posix()]
+
+
+@pytest.mark.long
 def test_a_missing_file(spark: Any, server: Server, client: Client, tmp_path: Path) -> None:
     fill(client, ODD)
     lake = Lake(tmp_path / "lake", partition_by="stream")
@@ -104,6 +158,7 @@ def test_a_missing_file_of_a_table_is_named(
     assert not report.ok
 
 
+@pytest.mark.long
 def test_a_doubled_file(spark: Any, server: Server, client: Client, tmp_path: Path) -> None:
     fill(client)
     lake = Lake(tmp_path / "lake")
@@ -127,7 +182,8 @@ def test_a_doubled_file_of_a_delta_table(
     assert told(report) == [("doubled", "s", 7, 8)]
 
 
-@pytest.mark.parametrize("column", ["value", pytest.param("timestamp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("column", ["value", "timestamp"])
 def test_an_altered_value(
     spark: Any, server: Server, client: Client, tmp_path: Path, column: str
 ) -> None:
@@ -135,16 +191,13 @@ def test_an_altered_value(
     lake = Lake(tmp_path / "lake")
     lake.land(client, "s")
     [file] = lake.files()
-    table = pq.read_table(file, partitioning=None)
-    values = table[column].to_pylist()
-    values[123] = b'{"n":321}' if column == "value" else values[123] + datetime.timedelta(hours=1)
-    changed = pa.array(values, table.schema.field(column).type)
-    pq.write_table(table.set_column(table.schema.get_field_index(column), column, changed), file)
+    alter(file, 123, column)
     report = audit(spark, server, "s", lake.root)
     assert told(report) == [("altered", "s", 123, 123)]
     assert not report.ok
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_read_is_named(
     spark: Any, server: Server, client: Client, tmp_path: Path
 ) -> None:
