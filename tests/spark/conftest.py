@@ -2,7 +2,7 @@
 
 | fixture | what it is |
 | --- | --- |
-| `spark` | the shared classic session, `local[2]` |
+| `spark` | the shared classic session, `local[2]`; its Python is forked, but not with `--full` (`support.spark_forks`) |
 | `server` | the shared Millstream server, without streams; with the mark `own_server` one of the test's own |
 | `client` | a client of `server` |
 | `new_driver` | starts a `support.spark.Driver` with any master and settings |

@@ -20,6 +20,7 @@ import gc
 import json
 import os
 import runpy
+import secrets
 import select
 import signal
 import socket
@@ -76,12 +77,14 @@ class SparkForks:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
-        address = folder / "socket"
+        address = (
+            f"\0millstream-spark-{secrets.token_hex(16)}"  # a path might be too long for a socket
+        )
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(str(address))
+        listener.bind(address)
         listener.listen(64)
         self.python = folder / "python"
-        self.python.write_text(PROGRAM.format(python=sys.executable, address=str(address)))
+        self.python.write_text(PROGRAM.format(python=sys.executable, address=address))
         self.python.chmod(0o700)
         with listener:
             self._process = subprocess.Popen(
