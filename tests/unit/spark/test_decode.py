@@ -151,20 +151,28 @@ def work(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[bytes]]:
     return blocks, alone
 
 
-def test_a_block_with_bad_records_is_parsed_once_more_and_each_record_once_with_care(
+def test_a_block_with_bad_records_is_parsed_twice_more_and_each_record_once_with_care(
     work: tuple[list[int], list[bytes]],
 ) -> None:
     good = b'{"i":%d,"t":"x","z":"2026-11-16T02:03:04Z"}'
-    odd = {3: b'{"i":"no"}', 5: b'{"z":"2026-02-30T00:00:00Z"}', 7: b'{"t":3}'}
+    # Nobody looks so closely into fields that are not wanted.
+    odd = {3: b'{"i":"no"}', 5: b'{"other":{"deep":[1}}}', 7: b'{"t":[3]}'}
     values = [odd.get(index % 10) or good % index for index in range(2000)]
     decoder().decode(pa.array(values, pa.binary()))
-    # All of them, and those that do not look odd. Among these is a day that does not exist.
-    assert work == ([2000, 1600], values)
+    # All of them, and those that do not look odd, before and after the names that come twice are known.
+    assert work == ([2000, 1600, 1600], values)
 
 
 @pytest.mark.parametrize(
-    "odd", [b'{"i":"no"}', b'{"t":"a","l" : true}', b'{"s":[1]}', b'{"i":7', b"[]", b" null", b""]
-)
+    "odd",
+    [
+        b'{"i":"no"}', b'{"t":"a","l" : true}', b'{"s":[1]}', b'{"i":7', b"[]", b" null", b"", b'{"s":{"x":"no"}}', b'{"r":[1,"no"]}',
+        b'{"i":2147483648000}', b'{"i":2147483648}', b'{"l":9223372036854775808}', b'{"s":{"x":32768}}', b'{"i":1.5}', b'{"i":1,\n"t":"a"}',
+        b'{"i":1 "t":"a"}', b'{"i":1,"t":"a"', b'{"i":1,"t":"a}', b'{"i":1,,"t":"a"}', b'{"i":tru}', b'{"i":1,"t":"\xff"}', b'{"t":"\\q"}',
+        b'{"t":"\\ud83d"}', b'{"z":"2026-02-30T00:00:00Z"}', b'{"z":"2026-11-16T24:00:00Z"}', b'{"a":"2025-02-29"}', b'{"d":-0}',
+        b'{"i":1,"i":2}', b'{"s":{"x":1,"x":2}}', b'{"t":{"a":1}}',
+    ],
+)  # fmt: skip
 def test_records_that_look_odd_cost_no_more_than_themselves(
     work: tuple[list[int], list[bytes]], odd: bytes
 ) -> None:
@@ -176,6 +184,23 @@ def test_records_that_look_odd_cost_no_more_than_themselves(
         index for index in range(1000) if index % 100 != 50
     ]
     assert comparable(pa.array([made[50]], KIND)) == careful([odd])
+
+
+def test_records_of_any_form_that_fit_are_decoded_at_once(
+    work: tuple[list[int], list[bytes]],
+) -> None:
+    kind = pa.struct([*KIND, pa.field("b", pa.int8()), pa.field("f", pa.float32()), pa.field("p", pa.decimal128(10, 2))])  # fmt: skip
+    fits = [
+        b'{"i":-2147483647,"l":9223372036854775807,"s":{"x":-32767,"y":null},"r":[ 1 , null ],"other":[{"i":"x"}]}',
+        b'{ "i" : 2147483647 , "ii":"x", "o" : true, "t" : "\\u00e9\\ud83d\\ude00\\n\xc3\xa9", "":{"deep":[[{"i":1.5}]]} } \r\n',
+        b'{"z":"2024-02-29T23:59:59.123456+01:00","a":"2000-02-29","d":-1.5e-7}', b"{}", b'{"d":-0.5,"f":0.1,"b":-127}',
+        b'{"t":7,"s":{"y":true}}', b'{"p":"-12345678.90","l":null}', b'{"p":7,"a":"1999-12-31","r":[]}',
+    ]  # fmt: skip
+    bad = b'{"i":"no"}'
+    decoder(kind=kind).decode(pa.array([*fits[:5], *fits[6:], bad], pa.binary()))
+    texts = decoder(kind=kind).decode(pa.array([*fits, bad], pa.binary()))[0]
+    assert work == ([len(fits), len(fits) - 1, len(fits) + 1, len(fits)], [bad, bad])
+    assert comparable(texts) == careful([*fits, bad], kind)
 
 
 def test_nothing_at_all_among_records_that_look_odd() -> None:

@@ -1,35 +1,31 @@
 """Whole blocks of records by Arrow's parser, for types where what it accepts is certainly what Spark gives.
 
-Where it sits: called by `decoder.py`, which decodes record by record what is refused here: a number in a string field, a key
-twice, a value out of range, a type that the parser cannot be trusted with.
+Where it sits: called by `decoder.py`, which decodes record by record what is refused here: a value that does not fit, a key
+twice, a type that the parser cannot be trusted with. `shape.py` says which records to leave out, so that the others are taken.
 
 Invariant I-BLO-1: a block is refused, or all of its records are as `convert.py` makes them, but for those said to be in doubt.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from millstream.spark.json import shape
+
 DECIMAL_DIGITS: Final = 38
 PATTERN_MAX: Final = 20_000
 """Longer ones would not fit into the memory of the matcher."""
-_NOTHING: Final = r"^\z."
 _OBJECT: Final = r"^[ \t\r]*\{"
 _ISO_DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _ISO_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$"
 _NO_ZONE: Final = r"^(.{10}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?)$"
-_BEGINS: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
-    (pa.types.is_boolean, "tf"), (pa.types.is_decimal, '"0-9-'), (pa.types.is_list, r"\["), (pa.types.is_nested, "{"),
-    (pa.types.is_integer, "0-9-"), (pa.types.is_floating, "0-9-"), (lambda _: True, '"'),
-)  # fmt: skip
-"""What values begin with, by type."""
+_TWICE: Final = re.compile(r"Column\((.*)\) was specified twice")
 
 
 class _Refused(Exception):  # noqa: N818 - it is no error
@@ -42,7 +38,10 @@ class Blocks:
     def __init__(self, fields: list[pa.Field], time_zone: str) -> None:
         self._fields = fields
         self._utc = time_zone in ("UTC", "Z", "GMT")
-        self._odd_values = _odd_values(fields)
+        self._shape = shape.of_record(fields, utc=self._utc)
+        self._texts = shape.unquoted(fields)
+        self._twice: set[str] = set()
+        """Patterns of names that came twice in a record."""
         carriers = [(field, _carrier(field.type)) for field in fields]
         self.trusted = all(carrier is not None for _, carrier in carriers)
         if self.trusted:
@@ -51,12 +50,30 @@ class Blocks:
                 explicit_schema=schema, unexpected_field_behavior="ignore"
             )
 
-    def odd(self, values: pa.BinaryArray) -> pa.BooleanArray:
-        """Records that had better be left out: those that look as if they do not fit. Nothing is decided by it."""
-        whole = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
-        # Not in one pattern with the begin: it would take four times as long.
-        odd = pc.match_substring_regex(values, self._odd_values)
-        return pc.fill_null(pc.or_(odd, pc.invert(whole)), True)
+    def sorted_out(self, values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BooleanArray]:
+        """The records, numbers and booleans in fields of text as text, and which had better be left out."""
+        odd = self._odd(values)
+        if self._texts and odd.true_count:
+            found = values.filter(odd)
+            quoted = pc.replace_substring_regex(found, self._texts, r'\1"\2"\3')
+            if not quoted.equals(found):
+                values = pc.replace_with_mask(values, odd, quoted)
+                odd = pc.replace_with_mask(odd, odd, self._odd(quoted))
+        return values, odd
+
+    def _odd(self, values: pa.BinaryArray) -> pa.BooleanArray:
+        """Records that look as if they do not fit. Nothing is decided by it."""
+        fits = [pc.starts_with(values, b"{")]
+        if len(self._shape) <= PATTERN_MAX:
+            fits.append(pc.match_substring_regex(values, self._shape))
+        for name in self._twice:
+            found = pc.count_substring_regex(values, name)
+            fits.append(pc.less_equal(found, pc.approximate_median(found)))
+        try:
+            values.cast(pa.string())
+        except pa.ArrowInvalid:
+            fits.append(pc.match_substring_regex(values, shape.UTF_8))
+        return pc.fill_null(pc.invert(reduce(pc.and_, fits)), True)
 
     def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.BooleanArray] | None:
         """The columns of a block, and which of its records are in doubt; None if there may be more of them."""
@@ -67,7 +84,8 @@ class Blocks:
         if count == 0:
             return [pa.nulls(0, field.type) for field in self._fields], doubts
         try:
-            text = values.cast(pa.string())  # refuses what is not UTF-8
+            # The cast refuses what is not UTF-8.
+            text = pc.ascii_rtrim(values.cast(pa.string()), " \t\r\n")
             # A `null` is no row of nulls in Spark, and Arrow's parser crashes where a block begins with one. A line
             # break inside a record would make two lines of it.
             if not pc.all(pc.match_substring_regex(text, _OBJECT)).as_py():
@@ -94,7 +112,10 @@ class Blocks:
                 _check(column)
                 columns.append(column.cast(field.type))
             return columns, doubts
-        except (pa.ArrowInvalid, _Refused):
+        except (pa.ArrowInvalid, _Refused) as error:
+            twice = _TWICE.search(str(error))
+            if twice and "[]" not in twice[1]:
+                self._twice.add(shape.name(twice[1].rpartition("/")[2]))
             return None
 
     def _iso(self, texts: pa.StringArray, kind: pa.DataType) -> tuple[pa.Array, pa.BooleanArray]:
@@ -110,18 +131,6 @@ class Blocks:
         ) if odd.true_count else texts, odd
 
 
-def _odd_values(fields: Iterable[pa.Field]) -> str:
-    """A pattern of records in which a value of these fields begins as its type does not."""
-    names: dict[str, list[str]] = {}
-    for field in fields:
-        name = re.escape(json.dumps(field.name, ensure_ascii=False))
-        begins = next(begins for fits, begins in _BEGINS if fits(field.type))
-        names.setdefault(begins, []).append(name)
-    values = (rf"(?:{'|'.join(found)})\s*:\s*[^n\s{begin}]" for begin, found in names.items())
-    found = "|".join(values) or _NOTHING
-    return found if len(found) <= PATTERN_MAX else _NOTHING
-
-
 def _is_iso(kind: pa.DataType) -> bool:
     """Whether texts of ISO 8601 can become this type without a closer look."""
     return pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None)
@@ -130,11 +139,10 @@ def _is_iso(kind: pa.DataType) -> bool:
 def _carrier(kind: pa.DataType, *, top: bool = True) -> pa.DataType | None:
     """What the block parser reads a type as; None if it cannot be trusted with it."""
     types = pa.types
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_float64(kind):
-        # A byte has a wider range in Java's parser than in Arrow's.
-        return None if types.is_int8(kind) else kind
-    if types.is_string(kind):
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_string(kind):
         return kind
+    if types.is_floating(kind):
+        return pa.float64()  # as Java does, also where it is rounded afterwards
     if types.is_decimal(kind):
         # Digits as many as the type has, shifted by its scale: Arrow wraps around where that is too much.
         if kind.precision + kind.scale <= DECIMAL_DIGITS:
