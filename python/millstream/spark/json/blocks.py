@@ -22,8 +22,6 @@ DECIMAL_DIGITS: Final = 38
 PATTERN_MAX: Final = 20_000
 """Longer ones would not fit into the memory of the matcher."""
 _OBJECT: Final = r"^[ \t\r]*\{"
-_ISO_DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
-_ISO_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$"
 _NO_ZONE: Final = r"^(.{10}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?)$"
 _TWICE: Final = re.compile(r"Column\((.*)\) was specified twice")
 
@@ -120,7 +118,7 @@ class Blocks:
 
     def _iso(self, texts: pa.StringArray, kind: pa.DataType) -> tuple[pa.Array, pa.BooleanArray]:
         """Dates or times in forms of ISO 8601, and which texts have another."""
-        form = _ISO_DATE if pa.types.is_date(kind) else _ISO_TIME
+        form = f"^{shape.DATE if pa.types.is_date(kind) else shape.TIME}$"
         fits = pc.match_substring_regex(texts, form)
         if self._utc and fits.false_count and not pa.types.is_date(kind):
             texts = pc.replace_substring_regex(texts, _NO_ZONE, r"\1Z")

@@ -122,8 +122,10 @@ def parsed(text: str) -> tuple[Any, bool]:
         damage.append(Cut if name == "Infinity" else Damaged)
         return damage[-1]()
 
-    with suppress(ValueError, StopIteration):
+    try:
         return _STRICT.scan_once(text, 0)[0], True  # type: ignore[attr-defined]
+    except (ValueError, StopIteration):
+        pass
     loose = json.JSONDecoder(object_pairs_hook=tuple, parse_float=Fraction, parse_constant=constant)
     with suppress(ValueError, StopIteration):
         return loose.scan_once(_LOOSE.sub(_strict, text), 0)[0], not damage  # type: ignore[attr-defined]

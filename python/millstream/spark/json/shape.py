@@ -31,12 +31,13 @@ _FLOAT: Final = (
     rf"(?:0|-?[1-9][0-9]{{0,40}})(?:\.[0-9]+)?{_EXPONENT}|-0\.[0-9]*[1-9][0-9]*{_EXPONENT}"
 )
 _LEAP: Final = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
-_DATE: Final = (
+DATE: Final = (
     rf"(?:[0-9]{{4}}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP})"
 )
 _CLOCK: Final = r"[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
-_ZONE: Final = "(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
+TIME: Final = rf"{DATE}{_CLOCK}(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
+"""Days and times in forms of ISO 8601 that exist."""
 
 
 _ANYTHING: Final = rf"{_ATOM}|[\[{{](?:{_ATOM}|[\[\]{{}},: \t\r])*[\]}}]"
@@ -118,9 +119,9 @@ def _value(kind: pa.DataType, utc: bool) -> str:
         number += rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale else ""
         return f'{number}|"{number}"'
     if types.is_date(kind):
-        return f'"{_DATE}"'
+        return f'"{DATE}"'
     if types.is_timestamp(kind):
-        return f'"{_DATE}{_CLOCK}{_ZONE}{"?" if utc else ""}"'
+        return f'"{TIME}{"?" if utc else ""}"'
     if types.is_list(kind):
         item = f"(?:{_value(kind.value_type, utc)}|null)"
         return rf"(?:\[{_GAP}|(?:[\[,]{_GAP}{item}{_GAP})+)\]"
