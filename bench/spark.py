@@ -9,8 +9,9 @@ read   Batch read of JSON records, the four default columns, count and sum(lengt
        (one record per append, and 100 per POST), from local pre-encoded Arrow files through the same API, and from
        snappy Parquet. Interleaved; the best of each counts; every run must see every record and every byte.
 json   Batch read of a tenth of the records with `valueFormat=json` and with `from_json` over raw values, into the noop sink,
-       warm: clean records, records with a decimal, 1 % and 10 % of records with a value of the wrong type. Interleaved; the
-       best of each counts; both must give the same sums and the same number of corrupt records.
+       warm: clean records, records with a decimal, 1 % and 10 % of records with a value of the wrong type, 1 % with one inside
+       an object, 1 % with a number out of range. Interleaved; the best of each counts; both must give the same sums and the
+       same number of corrupt records.
 jobs   `decode` (clean records, and 1 % of them with a value of the wrong type), `deduplicate` and `materialise` of a quarter of the
        records, in 2 micro-batches: from streams, and the same job from snappy Parquet (`pipeline/job_cells.py` says how they are
        made equal), warm, the best of each counts. After every run rows and checksum of the target are those of a fold

@@ -30,22 +30,34 @@ class Prices(Records):
 
 
 class Bad(Records):
-    """Every so many records have a text where a number belongs."""
+    """Every so many records have another id: a text where a number belongs, or what is told."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, bad: bytes = b'"no","_":') -> None:
         super().__init__()
-        self._every = every
+        self._every, self._bad = every, bad
 
     def __getitem__(self, number: int) -> bytes:
         record = super().__getitem__(number)
-        bad = number % self._every == self._every // 2
-        return record.replace(b'{"id":', b'{"id":"no","_":', 1) if bad else record
+        return record.replace(b'"id":', b'"id":' + self._bad, 1) if self.is_bad(number) else record
+
+    def is_bad(self, number: int) -> bool:
+        return number % self._every == self._every // 2
+
+
+class BadInside(Bad):
+    """The records with an object each, in which the text is."""
+
+    def __getitem__(self, number: int) -> bytes:
+        x = b'"no"' if self.is_bad(number) else b"%d" % (number % 9973)
+        return b'{"place":{"x":%s},' % x + Records.__getitem__(self, number)[1:]
 
 
 VARIANTS: dict[str, tuple[Callable[[], Records], str]] = {
     "clean": (Records, SCHEMA),
     "decimals": (Prices, SCHEMA + ", price DECIMAL(10,2)"),
     "1 % bad": (lambda: Bad(100), SCHEMA),
+    "1 % bad, nested": (lambda: BadInside(100), SCHEMA + ", place STRUCT<x: INT>"),
+    "1 % bad, out of range": (lambda: Bad(100, b"9" * 19), SCHEMA),
     "10 % bad": (lambda: Bad(10), SCHEMA),
 }
 

@@ -11,7 +11,13 @@ Record = dict[str, Any]
 ARROW_LEAST, PARQUET_LEAST = 0.75, 0.5
 ROWS_PER_SECOND_LEAST = 500_000
 ABOVE_RATE_MOST_MS = 100
-JSON_LEAST = {"clean": 1.2, "decimals": 0.7, "1 % bad": 0.7}
+JSON_LEAST = {
+    "clean": 1.2,
+    "decimals": 0.7,
+    "1 % bad": 0.7,
+    "1 % bad, nested": 0.7,
+    "1 % bad, out of range": 0.7,
+}
 JOBS_LEAST = {"decode": 0.55, "deduplicate": 0.75, "materialise": 0.6}
 BAD_LEAST = 0.8
 READ_ARROW_LEAST = 3.0
