@@ -115,7 +115,8 @@ def _value(kind: pa.DataType, utc: bool) -> str:
     if types.is_floating(kind):
         return _FLOAT
     if types.is_decimal(kind):
-        number = f"-?(?:{_up_to('9' * (kind.precision - kind.scale))})"
+        digits = kind.precision - kind.scale
+        number = rf"-?(?:0|[1-9][0-9]{{0,{digits - 1}}})" if digits > 0 else "-?0"
         number += rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale else ""
         return f'{number}|"{number}"'
     if types.is_date(kind):
@@ -132,9 +133,9 @@ def _value(kind: pa.DataType, utc: bool) -> str:
 
 def _up_to(limit: str) -> str:
     """Digits of a number from 0 to this one."""
-    parts = ["0"]
+    shorter = rf"[1-9][0-9]{{0,{len(limit) - 2}}}"
+    parts = ["0"] + [shorter] * (len(limit) > 1) + [limit] * (len(limit) > 0)
     for place, digit in enumerate(limit):
         low, behind = int(place == 0), len(limit) - place - 1
-        parts += [rf"[1-9][0-9]{{{behind - 1}}}"] * (behind > 0)
         parts += [rf"{limit[:place]}[{low}-{int(digit) - 1}][0-9]{{{behind}}}"] * (int(digit) > low)
-    return "|".join([*parts, limit] if limit else parts)
+    return "|".join(parts)
