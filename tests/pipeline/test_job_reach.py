@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millstream.errors import ConnectionFailed, StreamNotFound
+from millstream.spark import jobs
 from millstream.spark.jobs import driver, find
 from millstream.spark.jobs.job import Request, Target
 from support.commands import Run
@@ -60,3 +63,21 @@ def test_queries_of_one_session_have_names_of_their_own() -> None:
     names = [driver.query_name(job, request) for job, request in asked]
     assert len(set(names)) == len(names), names
     assert names[0] == "millstream-land lake"
+
+
+def test_a_program_is_told_as_well_before_anything_is_written(
+    server: Server, api: Api, tmp_path: Path
+) -> None:
+    assert api.put("there", b"", "application/json").status == 201
+    no_session: Any = None  # nothing here comes as far as one
+    lake, checkpoint = tmp_path / "lake", tmp_path / "cp"
+    with pytest.raises(StreamNotFound, match="stream `nope` does not exist"):
+        jobs.land(no_session, "nope", lake, url=server.url)
+    with pytest.raises(StreamNotFound, match="stream `out` does not exist") as caught:
+        jobs.deduplicate(
+            no_session, "there", "stream:out", url=server.url, key="id", within="1h", checkpoint=checkpoint
+        )  # fmt: skip
+    assert "--create" in str(caught.value.hint)
+    with pytest.raises(ConnectionFailed, match="cannot reach"):
+        jobs.land(no_session, "there", lake, url="http://127.0.0.1:1", connectTimeout="1s")
+    assert list(tmp_path.iterdir()) == []

@@ -165,6 +165,11 @@ def reach(job: Job, request: Request) -> None:
         raise error.reworded(hint=_CREDENTIALS_HINT) from None
 
 
+def is_connect(session: Any) -> bool:
+    """Whether the driver is a Connect server, elsewhere perhaps."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
 def checkpoint_of(request: Request) -> str:
     """A lake keeps its own checkpoint, unless the caller names one; a stream cannot."""
     if request.checkpoint:
@@ -247,7 +252,7 @@ def _start(
     source: DataFrame | None,
 ) -> Any:
     directory = local_checkpoint(request)
-    if directory is not None and not type(session).__module__.startswith("pyspark.sql.connect"):
+    if directory is not None and not is_connect(session):
         note.keep(directory, job, request)  # for programs that do without `hold`
     records = read_streams(session, job, request) if source is None else source
     writer = job.write(records, request)

@@ -187,6 +187,8 @@ class Job(ABC):
             checkpoint=None if checkpoint is None else driver.absolute(str(checkpoint)),
         )
         driver.check(self, request, every_seconds=every)
+        if not driver.is_connect(spark):  # there it is the Connect server that reaches it
+            driver.reach(self, request)
         return self.begin(request, spark, every)
 
 
