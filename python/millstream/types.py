@@ -36,7 +36,7 @@ GapPolicy: TypeAlias = Literal["raise", "record"] | Callable[[Gap], object]
 """What to do at a gap: raise `GapError`, deliver a record whose `.gap` is set, or call back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Record:
     """One record of a stream.
 
@@ -63,11 +63,21 @@ class Record:
         """The data as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
+    def __repr__(self) -> str:
+        """What is known, short enough for a notebook; `data` would say the same as `value` again."""
+        value = None if self.value is None and not self.data else _short(repr(self.value))
+        known = [("value", value)] + [
+            (name, repr(getattr(self, name)))
+            for name in ("offset", "final", "gap", "number", "time")
+            if getattr(self, name) is not None
+        ]
+        return f"Record({', '.join(f'{name}={text}' for name, text in known if text is not None)})"
+
     def _repr_html_(self) -> str:
         return html_table([html_row(self)], RECORD_HEAD)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Batch:
     """The records that came in one answer. `offset` is where to go on after them."""
 
@@ -77,6 +87,17 @@ class Batch:
     closed: bool
     content_type: str
     incarnation: str | None = None
+
+    def __repr__(self) -> str:
+        shown = [repr(record) for record in self.records[:SHOWN_RECORDS_MAX]]
+        more = len(self.records) - len(shown)
+        parts = ", ".join([*shown, f"and {more:,} more"] if more else shown)
+        rest = [
+            f"{name}={getattr(self, name)!r}"
+            for name in ("offset", "up_to_date", "closed", "content_type", "incarnation")
+            if getattr(self, name) is not None
+        ]
+        return f"Batch(records=({parts}), {', '.join(rest)})"
 
     def _repr_html_(self) -> str:
         shown = [html_row(record) for record in self.records[:SHOWN_RECORDS_MAX]]
@@ -137,10 +158,13 @@ def is_text_type(content_type: str) -> bool:
 
 def html_row(record: Record) -> tuple[str, ...]:
     text = f"gap: {record.gap.reason}" if record.gap is not None else record.text
-    if len(text) > SHOWN_CHARACTERS_MAX:
-        text = text[:SHOWN_CHARACTERS_MAX] + "…"
     number = "" if record.number is None else f"{record.number:,}"
-    return number, "" if record.time is None else record.time.isoformat(), record.offset, text
+    time = "" if record.time is None else record.time.isoformat()
+    return number, time, record.offset, _short(text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
 
 
 def html_table(rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> str:

@@ -201,6 +201,40 @@ def test_what_is_shown_in_a_notebook_is_short_and_escaped() -> None:
     assert "gap: crash" in gap._repr_html_()
 
 
+def test_what_is_printed_is_short_and_leaves_out_what_nobody_said() -> None:
+    record = Record("ü", b"\xc3\xbc", "0_5")
+    assert repr(record) == "Record(value='ü', offset='0_5', final=True)"
+    time = datetime(2026, 1, 2, tzinfo=UTC)
+    long = Record({"a": "x" * 3000}, b'{"a":"x..."}', "0_6", final=False, number=7, time=time)
+    assert repr(long).startswith("Record(value={'a': 'xxx")
+    assert "x…, offset='0_6', final=False, number=7, time=datetime" in repr(long)
+    assert len(repr(long)) < 350
+    gap = Gap("0_1", "0_2", "crash")
+    assert repr(Record(None, b"", "0_2", gap=gap)) == (
+        f"Record(offset='0_2', final=True, gap={gap!r})"
+    )
+    batch = Batch((long,) * 100, "0_9", True, False, "text/plain")
+    assert repr(batch).count("Record(") == 20
+    assert repr(batch).endswith(
+        ", and 80 more), offset='0_9', up_to_date=True, closed=False, content_type='text/plain')"
+    )
+    assert "more" not in repr(Batch((record,), "0_9", True, False, "text/plain"))
+
+
+def test_producers_and_followers_say_whose_they_are() -> None:
+    stream = millstream.connect("http://127.0.0.1:1").stream("a/b")
+    made = "p of a/b: 0 acknowledged, 0 pending"
+    assert repr(stream.producer("p")) == f"<millstream.Producer {made}>"
+    assert repr(stream.follow()) == "<millstream.Follower a/b: nothing yet>"
+
+    async def scenario() -> None:
+        other = aio.connect("http://127.0.0.1:1").stream("a/b")
+        assert repr(other.producer("p")) == f"<millstream.AsyncProducer {made}>"
+        assert repr(other.follow()) == "<millstream.AsyncFollower a/b: nothing yet>"
+
+    asyncio.run(scenario())
+
+
 def test_info_shows_what_the_server_said_and_nothing_else() -> None:
     info = StreamInfo("shop/<b>", "text/plain", "0_5", records=3)
     assert repr(info) == (

@@ -437,6 +437,10 @@ class AsyncFollower(Generic[V]):
         """Where to resume after the batch that is being delivered; None before the first answer."""
         return self._follow.offset
 
+    def __repr__(self) -> str:
+        place = "nothing yet" if self.offset is None else f"at {self.offset}"
+        return f"<millstream.AsyncFollower {self._follow.path}: {place}>"
+
     async def _iterate(self, spread: Callable[[Batch], Iterable[V]]) -> AsyncIterator[V]:
         with contextlib.suppress(Cancelled):
             async with contextlib.aclosing(

@@ -80,6 +80,10 @@ class AsyncProducer:
         with self._condition:
             return self._core.pending_records
 
+    def __repr__(self) -> str:
+        counts = f"{self.acknowledged:,} acknowledged, {self.pending:,} pending"
+        return f"<millstream.AsyncProducer {self.id} of {self._stream.path}: {counts}>"
+
     async def append(self, value: Any) -> None:
         """Take one record; it is sent soon, together with others. Raises what failed earlier."""
         if not self._core.content_type:

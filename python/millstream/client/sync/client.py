@@ -435,6 +435,10 @@ class Follower(Generic[V]):
         """Where to resume after the batch that is being delivered; None before the first answer."""
         return self._follow.offset
 
+    def __repr__(self) -> str:
+        place = "nothing yet" if self.offset is None else f"at {self.offset}"
+        return f"<millstream.Follower {self._follow.path}: {place}>"
+
     def _iterate(self, spread: Callable[[Batch], Iterable[V]]) -> Iterator[V]:
         with contextlib.suppress(Cancelled):
             with contextlib.closing(iterate(self._follow.steps(), self._performer)) as values:
