@@ -353,10 +353,14 @@ def _run(
     interrupts: Interrupts,
 ) -> int:
     from millstream.spark.jobs import driver
-    from millstream.spark.jobs.state import described, session_settings
-    from millstream.spark.session import build_session
+    from millstream.spark.jobs.state import PARTITIONS, described, session_settings
+    from millstream.spark.session import DEFAULT_MASTER, build_session
 
     display = Display(app, sys.stderr)
+    conf: dict[str, str] = given["conf"]
+    where = given["remote"] or given["master"] or DEFAULT_MASTER
+    here = not job.runs_once and _is_here(given["remote"])
+    checkpoint = driver.local_checkpoint(request) if here else None
     log_file = None
     if given["remote"] is None:
         log_file = Path(given["log_file"] or _log_file(job, request))
@@ -367,7 +371,7 @@ def _run(
             f"millstream {job.name}",
             master=given["master"],
             remote=given["remote"],
-            conf={**session_settings(job), **given["conf"]},
+            conf={**session_settings(job, where, conf), **conf},
             log_file=log_file,
         )
 
@@ -380,11 +384,13 @@ def _run(
                 display.begin(job.name, request)
                 return tell(app, beside(partial(job.begin, request, session, None), poll))
             if job.stateful:
-                display.say(described(session, job))
+                display.say(described(session, job, checkpoint, conf.get(PARTITIONS)))
             query = job.begin(request, session, every_seconds)
             with driver.running(query):
                 display.begin(job.name, request)
-                summary = driver.watch(query, display.step, poll, remembers=job.remembers)
+                summary = driver.watch(
+                    query, display.step, poll, remembers=job.remembers, checkpoint=checkpoint
+                )
     finally:
         display.clear()
     display.end(request, summary)

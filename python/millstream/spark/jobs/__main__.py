@@ -85,11 +85,13 @@ def run(arguments: Sequence[str] | None = None) -> bool:
                 report: Report = job.begin(request, session, None)
                 print("\n".join(report.lines()))
                 return report.ok
+            checkpoint = driver.local_checkpoint(request)
             if job.stateful:
-                print(state.described(session, job), file=sys.stderr)
+                asked: Any = session.conf.get(state.PARTITIONS, None)
+                print(state.described(session, job, checkpoint, asked), file=sys.stderr)
             query = job.begin(request, session, pause)
             with driver.running(query):
-                summary = driver.watch(query, _tell, remembers=job.remembers)
+                summary = driver.watch(query, _tell, remembers=job.remembers, checkpoint=checkpoint)
     print(f"done: {summary.rows} rows in {summary.batches} batches", file=sys.stderr)
     if summary.state is not None:
         print(summary.state, file=sys.stderr)

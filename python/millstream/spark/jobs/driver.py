@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.spark.jobs import left_out, note
+from millstream.spark.jobs import left_open, left_out, note
 from millstream.spark.jobs.batch import BatchJob
 from millstream.spark.jobs.job import (
     Job,
@@ -286,10 +286,12 @@ def watch(
     on_poll: Callable[[], None] | None = None,
     *,
     remembers: str = Job.remembers,
+    checkpoint: Path | None = None,
 ) -> Summary:
     """Report each batch until the query ends; raises what it failed with.
 
-    `on_poll` is called several times a second, for whoever holds something back; `remembers` is what the job says of its state.
+    `on_poll` is called several times a second, for whoever holds something back; `remembers` is what the job says of its state,
+    `checkpoint` where a run that finds nothing new looks what the last one left open.
     """
     began = time.monotonic()
     summary = Summary()
@@ -303,12 +305,17 @@ def watch(
                 summary.batches += 1
                 summary.rows += step.rows
             summary.state = _state(step.progress, summary.state, remembers)
+            if checkpoint is not None and summary.state is not None:
+                left_open.keep(checkpoint, step.batch, summary.state.open)
             on_step(step)
         summary.seconds = time.monotonic() - began
         summary.left_out += left_out.taken(str(query.id))
         if on_poll is not None:
             on_poll()
         if ended:
+            if checkpoint is not None and summary.state is None:
+                before = left_open.kept(checkpoint)
+                summary.state = None if before is None else State(before, 0, remembers)
             return summary
 
 

@@ -3,15 +3,17 @@
 Where it sits: between `driver`, which starts the query inside `settings`, and the stateful jobs.
 
 Invariants:
-- I-STA-1  State is in RocksDB, in `PARTITIONS_PER_CORE` parts per core unless the caller has said how many; a checkpoint keeps what it
-           was begun with.
+- I-STA-1  State is in RocksDB, in `PARTITIONS_PER_CORE` parts per core of the master unless the caller has said how many; a
+           checkpoint keeps what it was begun with, and that is what people are told.
 - I-STA-2  The session of the caller is left as it was: only the query sees the settings.
 - I-STA-3  A record without a field that the job needs ends it with one clear error; it is never taken for another one.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,14 +22,14 @@ from millstream.spark.jobs.job import JobOption, seconds_of
 from millstream.spark.jobs.refusal import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from pyspark.sql import Column, SparkSession
 
     from millstream.spark.jobs.job import Job, Request
 
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
-PARTITIONS_OF_SPARK: Final = "200"
 PARTITIONS_PER_CORE: Final = 2
 PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -43,14 +45,26 @@ LATE: Final = JobOption(
     "10m",
 )
 PROCESSORS_NEED: Final = ("pandas", "protobuf")
+_LOCAL: Final = re.compile(r"local(?:\[([0-9]+|\*)(?:,[^]]*)?\])?")
+_LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[([0-9]+),([0-9]+),[0-9]+\]")
 _ZONED: Final = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
 
-def session_settings(job: Job) -> dict[str, str]:
-    """For a session on this machine that is made for the job."""
-    if not job.stateful:
+def session_settings(job: Job, master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """For a session on this machine that is made for the job; the cores of others are known once it is there."""
+    cores = _cores(master)
+    if not job.stateful or PARTITIONS in given or cores is None:
         return {}
-    return {PARTITIONS: str(PARTITIONS_PER_CORE * (os.cpu_count() or 1))}
+    return {PARTITIONS: str(PARTITIONS_PER_CORE * cores)}
+
+
+def _cores(master: str) -> int | None:
+    """How many a master of this machine has; None if it is another one."""
+    if (workers := _LOCAL_CLUSTER.fullmatch(master)) is not None:
+        return int(workers[1]) * int(workers[2])
+    if (local := _LOCAL.fullmatch(master)) is None:
+        return None
+    return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
 
 
 @contextmanager
@@ -73,16 +87,39 @@ def settings(session: SparkSession, job: Job) -> Iterator[None]:
 def _settings(session: SparkSession) -> dict[str, str]:
     wanted = {PROVIDER: ROCKSDB}
     context: Any = getattr(session, "_sc", None)  # a Connect session has none
-    if session.conf.get(PARTITIONS) == PARTITIONS_OF_SPARK and context is not None:
+    if context is not None and session.conf.get(PARTITIONS, None) is None:
         wanted[PARTITIONS] = str(PARTITIONS_PER_CORE * context.defaultParallelism)
     return wanted
 
 
-def described(session: SparkSession, job: Job) -> str:
-    """One line for people."""
+def described(
+    session: SparkSession, job: Job, checkpoint: Path | None, asked: str | None = None
+) -> str:
+    """One line for people; `checkpoint` is None if it is not on this machine, `asked` the number that the caller has given."""
+    begun = None if checkpoint is None else _begun_with(checkpoint)
+    if begun is not None:
+        but = "" if asked in (None, begun) else f": {asked} would need a new one"
+        return (
+            f"state in RocksDB, {begun} shuffle partitions, as the checkpoint was begun with{but}"
+        )
     with settings(session, job):
         parts = session.conf.get(PARTITIONS)
-    return f"state in RocksDB, {parts} shuffle partitions; the checkpoint keeps their number"
+    keeps = "; the checkpoint keeps their number"
+    if checkpoint is None:
+        keeps = ", unless the checkpoint was begun with others"
+    return f"state in RocksDB, {parts} shuffle partitions{keeps}"
+
+
+def _begun_with(checkpoint: Path) -> str | None:
+    """The number of parts as Spark has logged it with its newest batch; None if it has logged none."""
+    batches = [path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()]
+    try:
+        newest = max(batches, key=lambda path: int(path.name))
+        return str(
+            json.loads(newest.read_text(encoding="utf-8").splitlines()[1])["conf"][PARTITIONS]
+        )
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
+        return None
 
 
 def some_seconds(job: Job, request: Request, name: str) -> int:
