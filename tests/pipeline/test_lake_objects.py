@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,23 @@ def test_places_that_cannot_work_are_one_clear_error(
     without = Request("u", ("s",), Target.parse("s3://b/p"), {"table": "delta"})
     with pytest.raises(InvalidArgument, match="needs a checkpoint elsewhere"):
         driver.check(jobs.land, without)
+
+
+def test_jobs_that_work_in_directories_say_so() -> None:
+    """Before a checkpoint is asked for, and nothing of renames, which tables do without."""
+    place: Any = "s3://b/p"
+    no_session: Any = None  # nothing here comes as far as one
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: jobs.compact(no_session, place), "`audit` and `compact` work on lakes in direct"),
+        (lambda: jobs.audit(no_session, "s", place), "`audit` and `compact` work on lakes in dir"),
+        (lambda: jobs.materialise(no_session, "s", place), "versions of a table are directories"),
+        (lambda: jobs.materialise(no_session, "s", place, checkpoint="cp"), "versions of a table"),
+    ]
+    for call, said in cases:
+        with pytest.raises(InvalidArgument, match=said) as caught:
+            call()
+        assert "rename" not in caught.value.message
+        assert caught.value.hint
 
 
 def test_a_lake_of_ones_own_catalog_may_be_a_directory(

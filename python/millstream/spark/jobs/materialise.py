@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument, NotSupported
 from millstream.spark.jobs import streams
-from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
+from millstream.spark.jobs.job import JobOption, QueryJob, Request, Target, check_no_loop
 from millstream.spark.jobs.lake import target
 from millstream.spark.jobs.lake.layout import Layout, local_root
 from millstream.spark.jobs.refusal import refused
@@ -67,12 +67,19 @@ class Materialise(QueryJob):
         if "table" in request.options:
             raise InvalidArgument("--table means nothing for a stream", hint="leave it out")
 
+    def target(self, streams: tuple[str, ...], text: str | None) -> Target:
+        """A place that cannot work is told before a checkpoint is asked for."""
+        found = super().target(streams, text)
+        if found.path is not None:
+            _directory(found.path)
+        return found
+
     def root(self, request: Request) -> Path:
         """Where the versions are; those behind a stream are in its checkpoint."""
         from millstream.spark.jobs import driver
 
         if request.target.path is not None:
-            return local_root(request.target.path)
+            return _directory(request.target.path)
         checkpoint = driver.local_checkpoint(request)
         if checkpoint is None:
             raise InvalidArgument(
@@ -113,6 +120,12 @@ class Materialise(QueryJob):
             rows = snapshot(session, read(session, versions.path(number)))
             rows.write.format("millstream").mode("append").options(**options).save()
         versions.prune()
+
+
+def _directory(path: str) -> Path:
+    return local_root(
+        path, "versions of a table are directories, each made whole before it is seen"
+    )
 
 
 def make(batch: DataFrame, number: int, versions: Versions) -> None:

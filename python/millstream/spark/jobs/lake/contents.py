@@ -61,7 +61,7 @@ class Contents:
 
 def lake_at(path: str) -> Layout:
     """The lake in a directory, whatever its kind."""
-    layout = Layout(local_root(path))
+    layout = Layout(local_root(path, "jobs `audit` and `compact` work on lakes in directories"))
     table = table_at(layout) if layout.root.is_dir() else None
     landed = some_manifest(layout)
     if table is None or landed is None:

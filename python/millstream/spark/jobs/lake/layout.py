@@ -148,12 +148,12 @@ def root_of(path: str) -> tuple[str, Path]:
     return "", Path(path[len("file://") :]).absolute()
 
 
-def local_root(path: str) -> Path:
-    """A directory: other places have no rename that publishes a file."""
+def local_root(path: str, why: str = "publishing needs a file system with rename") -> Path:
+    """A directory; `why` is told to whoever names another place."""
     scheme, root = root_of(path)
     if scheme:
         raise InvalidArgument(
-            f"`{path}` is not a directory: publishing needs a file system with rename",
+            f"`{path}` is not a directory: {why}",
             hint="name a directory that the driver and all executors share",
         )
     return root
