@@ -154,6 +154,29 @@ def test_a_lake_that_is_missing(run: Run, job: str) -> None:
     assert (code, "there is no lake at" in error["message"]) == (2, True), error
 
 
+def test_a_table_to_look_up_in_that_is_missing(run: Run) -> None:
+    code, error = run("enrich", *GOOD["enrich"], "--lookup", "none")
+    assert (code, error["code"]) == (2, "table_missing")
+    assert "there is no table at `none`" in error["message"]
+
+
+def test_a_replay_that_begins_behind_the_tail(run: Run, api: Api) -> None:
+    assert api.put("in", b"[1,2,3]", "application/json").status == 201
+    assert api.put("out", b"", "application/json").status == 201
+    for offset in ("99", '{"in":99}'):
+        code, error = run("replay", *TO_STREAM, "--start-offset", offset)
+        assert code == 2
+        said = "--start-offset is record 99, but stream `in` has 3"
+        assert said in error["message"]
+
+
+def test_the_list_says_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "pipeline", "list"]) == 0
+    jobs = {job["name"]: job for job in map(json.loads, capsys.readouterr().out.splitlines())}
+    required = [one["name"] for one in jobs["deduplicate"]["options"] if one["required"]]
+    assert required == ["key", "within"]
+
+
 @pytest.mark.parametrize(
     ("job", "option"),
     [(name, option.name) for name in GOOD for option in JOBS[name].options if option.required],

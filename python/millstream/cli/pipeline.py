@@ -96,6 +96,7 @@ def list_jobs(app: App) -> None:
                             "help": option.help,
                             "default": option.default,
                             "choices": list(option.choices),
+                            "required": option.required,
                         }
                         for option in job.options
                     ],

@@ -159,7 +159,10 @@ def reach(job: Job, request: Request) -> None:
             tails = streams.ask(PipelineReads(client, seconds), walk=True)
             if job.runs_once:  # it says itself what became of a stream
                 return
-            streams.all_there(tails)
+            there = streams.all_there(tails)
+            directory = local_checkpoint(request)
+            if directory is None or not note.is_planned(directory):
+                job.check_tails(request, there)
             check_targets(client, job, request, seconds)
     except errors.Unauthorized as error:
         raise error.reworded(hint=_CREDENTIALS_HINT) from None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import InvalidArgument, NotSupported
+from millstream.errors import InvalidArgument, NotSupported, PipelineError
 from millstream.spark.jobs import left_out, streams
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop, flag
 from millstream.spark.jobs.lake import target
@@ -32,6 +32,7 @@ COLUMNS: Final = ("stream", "offset", "timestamp", "value")
 TAKEN: Final = frozenset({*COLUMNS, "date"})
 QUERY: Final = "sql.streaming.queryId"
 MATCHED_ONLY: Final = "matched-only"
+TABLE_MISSING: Final = "table_missing"
 
 
 class Enrich(QueryJob):
@@ -55,7 +56,12 @@ class Enrich(QueryJob):
         lookup = self.lookup(request)
         check_fields(lookup.added, TAKEN if request.target.path is not None else frozenset())
         target.check_either(self, request, query_id)
-        lookup.load(lookup.snapshot())
+        try:
+            lookup.load(lookup.snapshot())
+        except PipelineError as error:
+            if error.code != TABLE_MISSING:
+                raise
+            raise InvalidArgument(error.message, code=error.code, hint=error.hint) from None
 
     def lookup(self, request: Request) -> Lookup:
         # It loads pyarrow, which a list of jobs does without.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from millstream.client.pipeline_read import StreamTail
+
 STREAM_PREFIX: Final = "stream:"
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -137,6 +139,9 @@ class Job(ABC):
 
         `query_id` is the query that the checkpoint belongs to, `None` if it is a new one.
         """
+
+    def check_tails(self, request: Request, tails: Mapping[str, StreamTail]) -> None:  # noqa: B027
+        """Refuse what does not fit the streams as they are; not when a checkpoint says where to go on."""
 
     def source(self, request: Request) -> dict[str, str]:  # noqa: ARG002
         """Options of the source that follow from those of the job."""

@@ -52,7 +52,7 @@ class Note:
 def check(checkpoint: Path, job: Job, request: Request) -> Note | None:
     """Refuse a checkpoint of something else; returns the note that it has yet to get."""
     wanted = _wanted(checkpoint, job, request)
-    found = read(checkpoint / NAME) if _is_planned(checkpoint) else None
+    found = read(checkpoint / NAME) if is_planned(checkpoint) else None
     if found is None:
         return wanted
     defaults = _wanted(checkpoint, job, replace(request, options={}, source_options={})).fixed
@@ -104,7 +104,7 @@ def _shown(checkpoint: Path, note: Note) -> str:
     return os.path.normpath(checkpoint.absolute() / note.target)
 
 
-def _is_planned(checkpoint: Path) -> bool:
+def is_planned(checkpoint: Path) -> bool:
     """Whether Spark has logged a batch."""
     try:
         return any(entry.name.isdigit() for entry in (checkpoint / "offsets").iterdir())

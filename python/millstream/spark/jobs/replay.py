@@ -6,11 +6,16 @@ Invariant I-RPL-1: a replay is of one range: another one needs another checkpoin
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs.copy import Copy
 from millstream.spark.jobs.job import JobOption, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from millstream.client.pipeline_read import StreamTail
 
 OFFSETS: Final = 'A record number, an offset of the server, or JSON by stream: {"orders":23}.'
 TIMES: Final = "Milliseconds, or ISO 8601 with a zone; the time when records were accepted."
@@ -56,6 +61,20 @@ class Replay(Copy):
                 parse_time_bound(option, given[option])
             else:
                 parse_bound(option, given[option], LATEST)
+
+    def check_tails(self, request: Request, tails: Mapping[str, StreamTail]) -> None:
+        """The source would say the same later, in words of its own options."""
+        from millstream.spark.read.offsets import LATEST, parse_bound
+
+        begin = parse_bound("startingOffsets", request.option(self, "start-offset"), LATEST)
+        for name, stream in tails.items():
+            position = begin.of(name)
+            if position.kind == "number" and position.number > stream.tail_number:
+                raise InvalidArgument(
+                    f"--start-offset is record {position.number:,}, but stream `{name}` has "
+                    f"{stream.tail_number:,}",
+                    hint="name an earlier record, or use job `copy` for what comes next",
+                )
 
     def source(self, request: Request) -> dict[str, str]:
         given = {name: request.option(self, name) for name in SOURCE_OPTIONS}
