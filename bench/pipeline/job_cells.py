@@ -33,10 +33,10 @@ from comparison.cells import running
 from comparison.servers import BenchError
 from durability import session
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
-from millstream.spark.jobs.letters import CORRUPT
-from millstream.spark.jobs.versions import Versions
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.shared.letters import CORRUPT
+from millstream.spark.jobs.shared.table_versions import Versions
 from pipeline.cells import QUERY_SECONDS, SparkSide
 from pipeline.json_cells import SCHEMA, Bad
 from pipeline.records import RECORD_BYTES, Records, Share, fill, shares

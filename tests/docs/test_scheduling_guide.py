@@ -16,7 +16,7 @@ from millstream.cli.context import EXIT_CODES
 from millstream.spark.jobs.lake.files import write_files
 from millstream.spark.jobs.lake.layout import Layout, TaskPlace
 from millstream.spark.jobs.lake.publish import Publisher
-from millstream.spark.jobs.versions import Versions
+from millstream.spark.jobs.shared.table_versions import Versions
 from support.server import ROOT
 
 GUIDE = (ROOT / "docs" / "guides" / "scheduling.md").read_text()

@@ -9,8 +9,9 @@ import pytest
 
 from millstream.errors import ConnectionFailed, StreamNotFound
 from millstream.spark import jobs
-from millstream.spark.jobs import driver, find
+from millstream.spark.jobs import find
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
 from support.commands import Run
 from support.http import Api
 from support.server import Server

@@ -17,7 +17,7 @@ from millstream.cli.pipeline import tell
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs import JOBS, find
 from millstream.spark.jobs.__main__ import parser, request_of
-from millstream.spark.jobs.audit_report import AuditReport
+from millstream.spark.jobs.audits.audit_report import AuditReport
 from millstream.spark.jobs.job import Request, Target, check_options, glob_pattern, selection
 
 SEGMENTS = ("a", "b", "a.b", "*", "**")

@@ -11,7 +11,6 @@ import pytest
 
 from millstream.errors import InvalidArgument, PipelineError
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
 from millstream.spark.jobs.lake.files import WrittenFile, write_files
 from millstream.spark.jobs.lake.iceberg import open_catalog
@@ -19,7 +18,8 @@ from millstream.spark.jobs.lake.layout import Layout, TaskPlace
 from millstream.spark.jobs.lake.objects import ObjectPublisher, queries_at
 from millstream.spark.jobs.lake.store import storage_options
 from millstream.spark.jobs.lake.tables import publisher_of, table_of
-from millstream.spark.jobs.lookup import Lookup, parse_added
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.shared.lookup import Lookup, parse_added
 from support.lake_steps import QUERY, records
 from support.object_store import BUCKET, ObjectStore, catalog_environment
 

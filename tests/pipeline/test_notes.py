@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import InvalidArgument, OptionInvalid, PipelineError
-from millstream.spark.jobs import driver, find
+from millstream.spark.jobs import find
 from millstream.spark.jobs.job import Request, Target
-from millstream.spark.jobs.note import NAME
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.run.checkpoint_note import NAME
 
 URL = "http://127.0.0.1:1"
 

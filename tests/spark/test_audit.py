@@ -18,9 +18,9 @@ import millstream
 from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, StreamNotFound
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
-from millstream.spark.jobs.audit_report import AuditReport
+from millstream.spark.jobs.audits.audit_report import AuditReport
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
 from support.lakes import TABLES, Lake, read
 from support.server import Server
 from support.spark_jobs import JSON, run

@@ -14,10 +14,10 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.errors import CheckpointBusy, InvalidArgument, PipelineError
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
 from millstream.spark.jobs.lake import iceberg, rewrite
-from millstream.spark.jobs.lock import locked
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.run.lock import locked
 from support.lakes import Lake, seen
 from support.server import Server
 from support.spark_jobs import JSON, forget_last_batch, run

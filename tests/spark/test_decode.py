@@ -11,8 +11,8 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
 from support.json_orders import SCHEMA, as_letters, fold, good, letters, orders, plain
 from support.server import Server
 from support.spark_jobs import (

@@ -16,8 +16,9 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.errors import MillstreamError, StreamNotFound
 from millstream.spark import jobs
-from millstream.spark.jobs import driver, lookup
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.shared import lookup
 from support.server import Server
 from support.spark_jobs import JSON, checksum, failing_commit, forget_last_batch, records, rows, run
 

@@ -10,7 +10,7 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.errors import Unauthorized
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
+from millstream.spark.jobs.run import driver
 from support.reverse_proxy import ReverseProxy
 from support.server import Server
 from support.spark import TOKEN

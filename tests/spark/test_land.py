@@ -18,9 +18,10 @@ import pytest
 
 from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, PipelineError
-from millstream.spark.jobs import driver, find
+from millstream.spark.jobs import find
 from millstream.spark.jobs.lake.iceberg import open_catalog
 from millstream.spark.jobs.lake.layout import IDENTIFIER, Layout
+from millstream.spark.jobs.run import driver
 from support import land_faults
 from support.land_faults import POINT, POINTS, land
 from support.server import Server

@@ -16,12 +16,13 @@ import pytest
 
 from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, PipelineError
-from millstream.spark.jobs import driver, find
+from millstream.spark.jobs import find
 from millstream.spark.jobs.job import Request, Target
 from millstream.spark.jobs.lake.files import write_files
 from millstream.spark.jobs.lake.iceberg import open_catalog
 from millstream.spark.jobs.lake.layout import IDENTIFIER, Layout, TaskPlace
 from millstream.spark.jobs.lake.publish import Publisher
+from millstream.spark.jobs.run import driver
 from support.server import Server
 
 JSON = "application/json"

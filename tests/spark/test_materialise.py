@@ -13,8 +13,8 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
 from support.changelog import State, as_sum, changes, fold, snapshots, state_of, without_offsets
 from support.server import Server
 from support.spark_jobs import JSON, forget_last_batch, records, run, run_through_faults

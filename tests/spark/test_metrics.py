@@ -15,8 +15,8 @@ from millstream.client.sync.client import Client
 from millstream.client.sync.reads import PipelineReads
 from millstream.errors import MillstreamError
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
 from support.server import Server
 from support.spark_jobs import (
     JSON,

@@ -21,9 +21,10 @@ from millstream.cli.context import App, exit_code
 from millstream.cli.pipeline_progress import Display
 from millstream.client.sync.client import Client
 from millstream.errors import StreamNotFound
-from millstream.spark.jobs import JOBS, driver, find
-from millstream.spark.jobs.driver import Step
+from millstream.spark.jobs import JOBS, find
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.run.driver import Step
 from support.commands import Run
 from support.server import Server
 from support.spark import SMALL
@@ -218,10 +219,10 @@ def test_progress_on_a_log_is_one_line_a_second_and_ends_with_the_newest(
 
 def test_the_lock_of_a_dead_run_is_free(tmp_path: Path) -> None:
     from millstream.errors import CheckpointBusy
-    from millstream.spark.jobs.lock import NAME, locked
+    from millstream.spark.jobs.run.lock import NAME, locked
 
     program = (
-        "import sys; from pathlib import Path; from millstream.spark.jobs.lock import locked\n"
+        "import sys; from pathlib import Path; from millstream.spark.jobs.run.lock import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

@@ -11,9 +11,9 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.errors import InvalidArgument
 from millstream.spark import jobs, lag
-from millstream.spark.jobs import driver
-from millstream.spark.jobs.driver import Step
 from millstream.spark.jobs.job import Request, Target
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.run.driver import Step
 from support.json_orders import SCHEMA, fold, orders, plain
 from support.server import Server
 from support.spark_jobs import JSON, checksum, records, rows, run

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream.spark.jobs import driver, find
+from millstream.spark.jobs import find
 from millstream.spark.jobs.job import Request, Target, read_streams
 from millstream.spark.jobs.lake.files import WrittenFile
 from millstream.spark.jobs.lake.publish import Manifest, Publisher
 from millstream.spark.jobs.lake.sink import LakeSink
+from millstream.spark.jobs.run import driver
 from support.spark import session_processes
 
 POINTS = ("written", "decided", "renamed", "placed", "entered", "cleaned")

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from millstream.client.sync.client import Client
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
+from millstream.spark.jobs.run import driver
 from support import changelog, json_orders
 from support.spark_jobs import JSON, next_second, records
 

@@ -19,7 +19,7 @@ import pytest
 from millstream.client.sync.client import Client
 from millstream.client.sync.reads import PipelineReads
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
+from millstream.spark.jobs.run import driver
 from support.fault_proxy import FaultProxy, Moment, drop
 from support.server import Server
 

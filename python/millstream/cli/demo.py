@@ -32,8 +32,8 @@ from millstream.errors import MillstreamError
 
 if TYPE_CHECKING:
     from millstream.client.sync.client import Client
-    from millstream.spark.jobs.driver import Step
     from millstream.spark.jobs.job import Request
+    from millstream.spark.jobs.run.driver import Step
 
 BURST_SECONDS: Final = 60.0
 ROWS_PER_BATCH: Final = 15_000
@@ -131,7 +131,7 @@ class Shown:
 
 def _play(directory: Path, shown: Shown) -> dict[str, Any]:
     from millstream.client.sync.client import connect
-    from millstream.spark.jobs import driver
+    from millstream.spark.jobs.run import driver
     from millstream.spark.session import build_session
 
     with ExitStack() as stack:
@@ -204,7 +204,7 @@ def _request(url: str, directory: Path) -> Request:
 def _land(session: Any, client: Client, directory: Path, shown: Shown, steps: list[Landed]) -> None:
     """One run of `land`; adds its batches to `steps`."""
     from millstream.spark import jobs
-    from millstream.spark.jobs import driver
+    from millstream.spark.jobs.run import driver
 
     job, request = jobs.find("land"), _request(client.url, directory)
     driver.check(job, request)
@@ -251,7 +251,7 @@ def _compare(lake: Path, wanted: dict[str, int]) -> dict[str, int]:
 
 
 def _tables(session: Any, lake: Path, stock: Path) -> dict[str, str]:
-    from millstream.spark.jobs.batch import text_table
+    from millstream.spark.jobs.run.batch import text_table
 
     session.read.parquet(str(stock)).createOrReplaceTempView("stock")
     rows = session.read.parquet(str(lake))

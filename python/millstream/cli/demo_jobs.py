@@ -46,8 +46,8 @@ def materialise(
 ) -> Stock:
     """The latest stock of each product, as a table in versions."""
     from millstream.spark import jobs
-    from millstream.spark.jobs import driver
-    from millstream.spark.jobs.versions import Versions
+    from millstream.spark.jobs.run import driver
+    from millstream.spark.jobs.shared.table_versions import Versions
 
     root = directory / "stock"
     query = jobs.materialise(session, STOCK, root, url=client.url)
@@ -85,7 +85,7 @@ def sessionise(
 ) -> Visits:
     """The visits of each visitor, as records of a stream."""
     from millstream.spark import jobs
-    from millstream.spark.jobs import driver
+    from millstream.spark.jobs.run import driver
 
     query = jobs.sessionise(
         session, CLICKS, f"stream:{VISITS}", url=client.url, key="visitor", gap=f"{GAP_MINUTES}m",

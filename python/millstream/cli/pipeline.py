@@ -1,7 +1,7 @@
 """`millstream pipeline`: what jobs there are, and running one of them here.
 
 Where it sits: turns the command line into a `Request`, makes the session and shows the progress; the
-run itself is `millstream.spark.jobs.driver`. Spark is imported only when a job is run.
+run itself is `millstream.spark.jobs.run.driver`. Spark is imported only when a job is run.
 
 Invariants:
 - I-PIP-1  What can be refused is refused before a JVM is started, and nothing is written then.
@@ -36,8 +36,8 @@ from millstream.cli.render import harmless
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from millstream.spark.jobs.batch import BatchJob, Report
     from millstream.spark.jobs.job import Job, JobOption, Request
+    from millstream.spark.jobs.run.batch import BatchJob, Report
 
 LOG_NAME: Final = "driver.log"
 POLL_SECONDS: Final = 0.2
@@ -235,7 +235,7 @@ def job_command(
     job: Job, callback: Callable[..., int], own: list[click.Parameter]
 ) -> click.Command:
     """A job as a command; `own` are the options of the way in which it is run."""
-    from millstream.spark.jobs.batch import BatchJob
+    from millstream.spark.jobs.run.batch import BatchJob
 
     options = [job_option(option) for option in job.options]
     shared = batch_options(job) if isinstance(job, BatchJob) else shared_options()
@@ -265,7 +265,7 @@ def _run_command(job: Job) -> click.Command:
 
 
 def _run_here(job: Job, /, **given: Any) -> int:
-    from millstream.spark.jobs import driver
+    from millstream.spark.jobs.run import driver
 
     app = click.get_current_context().ensure_object(App)
     request = request_of(app, job, given)
@@ -326,7 +326,7 @@ def _hold(job: Job, request: Request, remote: str | None) -> Any:
     """The lock is a file: it means something only where the checkpoint's directory is ours."""
     from contextlib import nullcontext
 
-    from millstream.spark.jobs import driver
+    from millstream.spark.jobs.run import driver
 
     return driver.hold(job, request) if _is_here(remote) else nullcontext()
 
@@ -337,7 +337,7 @@ def _is_here(remote: str | None) -> bool:
 
 
 def _log_file(job: Job, request: Request) -> Path:
-    from millstream.spark.jobs import driver
+    from millstream.spark.jobs.run import driver
 
     checkpoint = "" if job.runs_once else driver.checkpoint_of(request)
     if job.runs_once or driver.is_elsewhere(checkpoint):
@@ -353,8 +353,8 @@ def _run(
     every_seconds: float | None,
     interrupts: Interrupts,
 ) -> int:
-    from millstream.spark.jobs import driver
-    from millstream.spark.jobs.state import PARTITIONS, described, session_settings
+    from millstream.spark.jobs.run import driver
+    from millstream.spark.jobs.shared.state import PARTITIONS, described, session_settings
     from millstream.spark.session import DEFAULT_MASTER, build_session
 
     display = Display(app, sys.stderr)

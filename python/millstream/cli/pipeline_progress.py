@@ -20,8 +20,8 @@ from millstream.spark.observe.lag import lag
 
 if TYPE_CHECKING:
     from millstream.cli.context import App
-    from millstream.spark.jobs.driver import Step, Summary
     from millstream.spark.jobs.job import Request
+    from millstream.spark.jobs.run.driver import Step, Summary
     from millstream.spark.observe.lag import Lag
 
 LINE_EVERY_S: Final = 1.0

@@ -55,7 +55,7 @@ docs/guides/ has a page each for standalone, YARN, Kubernetes and Connect.
 
 
 def _submit(job: Job, /, **given: Any) -> int:
-    from millstream.spark.jobs import driver
+    from millstream.spark.jobs.run import driver
 
     app = click.get_current_context().ensure_object(App)
     request = request_of(app, job, {**given, "remote": None})

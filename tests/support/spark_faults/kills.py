@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from millstream.client.sync.client import Client
 from millstream.spark import jobs
-from millstream.spark.jobs import driver
-from millstream.spark.jobs.versions import Versions
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.shared.table_versions import Versions
 from support import changelog, json_orders
 from support.spark_jobs import JSON, Sum, checksum, records, rows
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from millstream.errors import PipelineError, StreamNotFound
-from millstream.spark.jobs.driver import plain_error
+from millstream.spark.jobs.run.driver import plain_error
 
 FRAMES = """\
 [STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Traceback (most recent call last):

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from millstream.spark import jobs
-from millstream.spark.jobs import driver, state
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.shared import state
 
 CORES = os.cpu_count() or 1
 

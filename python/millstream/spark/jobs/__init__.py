@@ -3,8 +3,9 @@
     from millstream.spark import jobs
     query = jobs.land(spark, ["orders"], "lake", table="delta")
 
-Reading order: `job` (what a job is and what a run is asked for), the jobs, each a module of its name, `driver` (one run from the
-lock to the last batch); `streams` and `lake` are the sinks; `batch` is for jobs that answer once.
+Reading order: `job` (what a job is and what a run is asked for), the jobs, each a module of its name, `run/driver` (one
+run from the lock to the last batch); `shared/streams` and `lake` are the sinks; `run/batch` is for jobs that answer once, `audits` what
+`audit` does.
 
 Invariant I-JOB-1: listing the jobs imports neither pyspark nor pyarrow.
 """

@@ -15,15 +15,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.spark.jobs import JOBS, driver, find, state
+from millstream.spark.jobs import JOBS, find
 from millstream.spark.jobs.job import Request, seconds_of
+from millstream.spark.jobs.run import driver
+from millstream.spark.jobs.shared import state
 from millstream.spark.observe.lag import lag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from millstream.spark.jobs.batch import Report
-    from millstream.spark.jobs.driver import Step
+    from millstream.spark.jobs.run.batch import Report
+    from millstream.spark.jobs.run.driver import Step
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from millstream.errors import InvalidArgument
-from millstream.spark.jobs.batch import BatchJob
 from millstream.spark.jobs.job import JobOption, Request, check_no_loop, flag
+from millstream.spark.jobs.run.batch import BatchJob
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from millstream.spark.jobs.batch import Report
-    from millstream.spark.jobs.position import Position
+    from millstream.spark.jobs.run.batch import Report
+    from millstream.spark.jobs.run.position import Position
 
 RANGE: Final = "range"
 SKIP_VERIFY: Final = "skip-verify"
@@ -61,8 +61,8 @@ class Audit(BatchJob):
     def run(self, session: SparkSession, request: Request) -> Report:
         from millstream.client.control import verified
         from millstream.spark.access import access
-        from millstream.spark.jobs.audit_copy import audit_copy
-        from millstream.spark.jobs.audit_lake import audit_lake
+        from millstream.spark.jobs.audits.audit_copy import audit_copy
+        from millstream.spark.jobs.audits.audit_lake import audit_lake
         from millstream.spark.jobs.job import source_options
         from millstream.spark.options import Options
 
@@ -86,8 +86,8 @@ class Audit(BatchJob):
 
     def made_by(self, request: Request) -> Position | None:
         """How far the run has come that made the target; None if it has left no checkpoint there."""
-        from millstream.spark.jobs import driver
-        from millstream.spark.jobs.position import position
+        from millstream.spark.jobs.run import driver
+        from millstream.spark.jobs.run.position import position
 
         directory = driver.local_checkpoint(request)
         if directory is None:

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from millstream.errors import InvalidArgument, PipelineError
-from millstream.spark.jobs.batch import BatchJob, Report
 from millstream.spark.jobs.job import JobOption, Request, Target, flag
 from millstream.spark.jobs.lake.layout import HIDDEN, Layout, local_root
-from millstream.spark.jobs.lock import locked
+from millstream.spark.jobs.run.batch import BatchJob, Report
+from millstream.spark.jobs.run.lock import locked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

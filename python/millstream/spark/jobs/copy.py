@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.errors import InvalidArgument
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
-from millstream.spark.jobs.streams import CREATE, write
+from millstream.spark.jobs.shared.streams import CREATE, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from millstream.errors import InvalidArgument
-from millstream.spark.jobs import streams
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
 from millstream.spark.jobs.lake import target
+from millstream.spark.jobs.shared import streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -77,7 +77,7 @@ class Decode(QueryJob):
     def write(self, source: DataFrame, request: Request) -> Any:
         from pyspark.sql import functions as f
 
-        from millstream.spark.jobs import letters
+        from millstream.spark.jobs.shared import letters
 
         rows, attempts = self.decoded(source, request)
         letter = letters.letter(attempts)
@@ -106,7 +106,7 @@ class Decode(QueryJob):
 
 def value_options(fields: Iterable[Field]) -> dict[str, str]:
     """Options of the source that decode values, with the reason where one does not fit."""
-    from millstream.spark.jobs.letters import CORRUPT
+    from millstream.spark.jobs.shared.letters import CORRUPT
     from millstream.spark.json.explain import REASONS_TYPE
 
     parts = [field.text + (" NOT NULL" if field.required else "") for field in fields]

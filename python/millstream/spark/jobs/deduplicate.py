@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from millstream.spark.jobs import state, streams
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop, seconds_of
 from millstream.spark.jobs.lake import target
+from millstream.spark.jobs.shared import state, streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,17 +16,18 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument, NotSupported, PipelineError
-from millstream.spark.jobs import left_out, streams
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop, flag
 from millstream.spark.jobs.lake import target
-from millstream.spark.jobs.refusal import refused
-from millstream.spark.jobs.state import needed
+from millstream.spark.jobs.run import left_out
+from millstream.spark.jobs.shared import streams
+from millstream.spark.jobs.shared.refusal import refused
+from millstream.spark.jobs.shared.state import needed
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from millstream.spark.jobs.lookup import Added, Lookup
+    from millstream.spark.jobs.shared.lookup import Added, Lookup
 
 COLUMNS: Final = ("stream", "offset", "timestamp", "value")
 TAKEN: Final = frozenset({*COLUMNS, "date"})
@@ -65,7 +66,7 @@ class Enrich(QueryJob):
 
     def lookup(self, request: Request) -> Lookup:
         # It loads pyarrow, which a list of jobs does without.
-        from millstream.spark.jobs.lookup import Lookup, parse_added, parse_where
+        from millstream.spark.jobs.shared.lookup import Lookup, parse_added, parse_where
 
         return Lookup(
             request.option(self, "lookup"),
@@ -148,7 +149,7 @@ def field_text(added: Added, column: str) -> Column:
     """`"field":value`, as it stands in an object."""
     from pyspark.sql import functions as f
 
-    from millstream.spark.jobs.letters import TEXT_OPTIONS
+    from millstream.spark.jobs.shared.letters import TEXT_OPTIONS
 
     if not added.is_json:
         options = {**TEXT_OPTIONS, "ignoreNullFields": "false"}

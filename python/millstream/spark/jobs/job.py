@@ -178,7 +178,7 @@ class Job(ABC):
         `options` are those of the job (`partition_by="date"`, `create=True`) and of the source (`tokenEnv="..."`).
         """
         from millstream.client.wire import default_url
-        from millstream.spark.jobs import driver
+        from millstream.spark.jobs.run import driver
 
         own, of_source = _sorted_options(self, options)
         names = (streams,) if isinstance(streams, str) else tuple(str(name) for name in streams)
@@ -205,7 +205,7 @@ class QueryJob(Job):
         """The `DataStreamWriter` that does the job; the driver starts it."""
 
     def begin(self, request: Request, session: SparkSession, every_seconds: float | None) -> Any:
-        from millstream.spark.jobs import driver
+        from millstream.spark.jobs.run import driver
 
         return driver.start(self, request, session, every_seconds=every_seconds)
 

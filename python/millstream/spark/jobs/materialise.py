@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument, NotSupported
-from millstream.spark.jobs import streams
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, Target, check_no_loop
 from millstream.spark.jobs.lake import target
 from millstream.spark.jobs.lake.layout import Layout, local_root
-from millstream.spark.jobs.refusal import refused
-from millstream.spark.jobs.versions import Versions
+from millstream.spark.jobs.shared import streams
+from millstream.spark.jobs.shared.refusal import refused
+from millstream.spark.jobs.shared.table_versions import Versions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,7 @@ class Materialise(QueryJob):
 
     def root(self, request: Request) -> Path:
         """Where the versions are; those behind a stream are in its checkpoint."""
-        from millstream.spark.jobs import driver
+        from millstream.spark.jobs.run import driver
 
         if request.target.path is not None:
             return _directory(request.target.path)

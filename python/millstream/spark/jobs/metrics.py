@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.spark.jobs import state, streams
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
 from millstream.spark.jobs.lake import target
+from millstream.spark.jobs.shared import state, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -106,7 +106,7 @@ def text(names: Iterable[str]) -> Column:
     """The record of a row."""
     from pyspark.sql import functions as f
 
-    from millstream.spark.jobs.letters import TEXT_OPTIONS
+    from millstream.spark.jobs.shared.letters import TEXT_OPTIONS
 
     return f.to_json(f.struct(*names), TEXT_OPTIONS).alias("value")
 

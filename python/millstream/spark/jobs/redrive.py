@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.errors import InvalidArgument
-from millstream.spark.jobs import streams
 from millstream.spark.jobs.decode import DEAD_LETTERS, SCHEMA, Decode, value_options
 from millstream.spark.jobs.lake import target
+from millstream.spark.jobs.shared import streams
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -36,7 +36,7 @@ class Redrive(Decode):
         super().check(request, query_id)
 
     def source(self, request: Request) -> dict[str, str]:  # noqa: ARG002
-        from millstream.spark.jobs.letters import SCHEMA as LETTERS
+        from millstream.spark.jobs.shared.letters import SCHEMA as LETTERS
         from millstream.spark.json.ddl import parse_schema
 
         return value_options(parse_schema(LETTERS))
@@ -45,7 +45,7 @@ class Redrive(Decode):
         from pyspark.sql import functions as f
         from pyspark.sql.types import DataType, IntegerType, StructType
 
-        from millstream.spark.jobs.letters import Reopened
+        from millstream.spark.jobs.shared.letters import Reopened
         from millstream.spark.options import Options
         from millstream.spark.read.columns import arrow_schema, layout
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument
-from millstream.spark.jobs import state, streams
 from millstream.spark.jobs.job import JobOption, QueryJob, Request, check_no_loop
+from millstream.spark.jobs.shared import state, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,7 +85,7 @@ def text() -> Column:
     """The record of a closed session."""
     from pyspark.sql import functions as f
 
-    from millstream.spark.jobs.letters import TEXT_OPTIONS
+    from millstream.spark.jobs.shared.letters import TEXT_OPTIONS
 
     times = [f.timestamp_micros(name).alias(name) for name in ("start", "end")]
     return f.to_json(f.struct("key", *times, "count", "first", "last"), TEXT_OPTIONS)

@@ -19,7 +19,7 @@ from millstream.spark.jobs.lake.layout import (
     partition_columns,
     root_of,
 )
-from millstream.spark.jobs.versions import Versions
+from millstream.spark.jobs.shared.table_versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

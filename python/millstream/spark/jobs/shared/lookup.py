@@ -28,7 +28,7 @@ from millstream.spark.jobs.lake.layout import S3, Layout, root_of
 from millstream.spark.jobs.lake.store import reaching, s3, storage_options
 from millstream.spark.jobs.lake.tables import check_installed
 from millstream.spark.jobs.lake.target import table_at
-from millstream.spark.jobs.versions import Versions
+from millstream.spark.jobs.shared.table_versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.sync.reads import PipelineReads
 from millstream.errors import StreamNotFound
-from millstream.spark.jobs.audit_lake import conclude, named
-from millstream.spark.jobs.audit_report import AuditReport, StreamRow
-from millstream.spark.jobs.compare import BACKED, Bound, Sum, hashed, parts, runs, sums
+from millstream.spark.jobs.audits.audit_lake import conclude, named
+from millstream.spark.jobs.audits.audit_report import AuditReport, StreamRow
+from millstream.spark.jobs.audits.compare import BACKED, Bound, Sum, hashed, parts, runs, sums
 from millstream.spark.jobs.job import source_options
 from millstream.spark.jobs.replay import SOURCE_OPTIONS
 from millstream.spark.options import Options
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from millstream.client.sync.client import Client
     from millstream.spark.jobs.audit import Audit
     from millstream.spark.jobs.job import Request
-    from millstream.spark.jobs.position import Position
+    from millstream.spark.jobs.run.position import Position
 
 
 def audit_copy(

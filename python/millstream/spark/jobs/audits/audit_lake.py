@@ -21,14 +21,14 @@ from urllib.parse import quote
 from millstream.client.control import control_call
 from millstream.client.sync.reads import PipelineReads
 from millstream.errors import InvalidArgument, StreamNotFound
-from millstream.spark.jobs.audit_report import (
+from millstream.spark.jobs.audits.audit_report import (
     DIFFERENCES,
     FINDINGS_MAX,
     AuditReport,
     Finding,
     StreamRow,
 )
-from millstream.spark.jobs.compare import (
+from millstream.spark.jobs.audits.compare import (
     AHEAD,
     BACKED,
     BEYOND,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from millstream.client.sync.client import Client
     from millstream.spark.jobs.audit import Audit
     from millstream.spark.jobs.job import Request
-    from millstream.spark.jobs.position import Position
+    from millstream.spark.jobs.run.position import Position
 
 WEAK: Final = ("ephemeral", "memory", "disk")
 """Classes that may lose the newest records in a crash."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from millstream.errors import MillstreamError, PipelineError
-from millstream.spark.jobs import note
+from millstream.spark.jobs.run import checkpoint_note
 from millstream.spark.read import offsets
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def position(checkpoint: Path) -> Position | None:
     """None if no run has begun with it."""
     if not (checkpoint / "metadata").is_file():
         return None
-    said = note.read(checkpoint / note.NAME)
+    said = checkpoint_note.read(checkpoint / checkpoint_note.NAME)
     job, fixed = (None, {}) if said is None else (said.job, said.fixed)
     done = [int(path.name) for path in (checkpoint / "commits").glob("*") if path.name.isdigit()]
     if not done:

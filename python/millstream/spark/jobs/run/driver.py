@@ -4,7 +4,7 @@ Where it sits: between the commands (`cli/pipeline.py`, `jobs/__main__.py`), whi
 show the progress, and the jobs.
 
 Invariants:
-- I-DRV-1  A checkpoint on this machine is locked for as long as its query runs, and says whose it is (`note`).
+- I-DRV-1  A checkpoint on this machine is locked for as long as its query runs, and says whose it is (`checkpoint_note`).
 - I-DRV-2  The trigger is the only difference between a run that ends and one that goes on.
 - I-DRV-3  A query that failed ends the run with the connector's own error if there is one, never with a
            Java stack trace alone.
@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
-from millstream.spark.jobs import left_open, left_out, note
-from millstream.spark.jobs.batch import BatchJob
 from millstream.spark.jobs.job import (
     Job,
     QueryJob,
@@ -35,16 +33,18 @@ from millstream.spark.jobs.job import (
     source_options,
 )
 from millstream.spark.jobs.lake.layout import HIDDEN, root_of
-from millstream.spark.jobs.lock import locked
-from millstream.spark.jobs.state import settings
-from millstream.spark.jobs.streams import check_targets
+from millstream.spark.jobs.run import checkpoint_note, left_open, left_out
+from millstream.spark.jobs.run.batch import BatchJob
+from millstream.spark.jobs.run.lock import locked
+from millstream.spark.jobs.shared.state import settings
+from millstream.spark.jobs.shared.streams import check_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from millstream.spark.jobs.batch import Report
+    from millstream.spark.jobs.run.batch import Report
 
 _CREDENTIALS_HINT: Final = (
     "say where the token is: --option tokenEnv=NAME for a variable, --option tokenFile=PATH for a file; "
@@ -129,7 +129,7 @@ def check(job: Job, request: Request, *, every_seconds: float | None = None) -> 
     named = request.checkpoint or request.target.path
     directory = local_checkpoint(request) if named else None
     if directory is not None:
-        note.check(directory, job, request)
+        checkpoint_note.check(directory, job, request)
     job.check(request, None if directory is None else query_id(directory))
     checkpoint_of(request)
 
@@ -161,7 +161,7 @@ def reach(job: Job, request: Request) -> None:
                 return
             there = streams.all_there(tails)
             directory = local_checkpoint(request)
-            if directory is None or not note.is_planned(directory):
+            if directory is None or not checkpoint_note.is_planned(directory):
                 job.check_tails(request, there)
             check_targets(client, job, request, seconds)
     except errors.Unauthorized as error:
@@ -230,7 +230,7 @@ def hold(job: Job, request: Request) -> Iterator[None]:
         yield
         return
     with locked(directory):
-        note.keep(directory, job, request)
+        checkpoint_note.keep(directory, job, request)
         yield
 
 
@@ -256,7 +256,7 @@ def _start(
 ) -> Any:
     directory = local_checkpoint(request)
     if directory is not None and not is_connect(session):
-        note.keep(directory, job, request)  # for programs that do without `hold`
+        checkpoint_note.keep(directory, job, request)  # for programs that do without `hold`
     records = read_streams(session, job, request) if source is None else source
     writer = job.write(records, request)
     writer = writer.option("checkpointLocation", checkpoint_of(request)).queryName(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.spark.jobs.audit_report import FINDINGS_MAX, Finding
+from millstream.spark.jobs.audits.audit_report import FINDINGS_MAX, Finding
 from millstream.spark.jobs.lake.contents import BROKEN
 
 if TYPE_CHECKING:

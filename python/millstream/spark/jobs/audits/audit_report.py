@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from millstream.spark.jobs.batch import Report, text_table
+from millstream.spark.jobs.run.batch import Report, text_table
 
 FINDINGS_MAX: Final = 1000
 """Most findings that a report lists; all of them are counted."""

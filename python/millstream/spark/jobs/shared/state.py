@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import InvalidArgument, SetupError
 from millstream.spark.jobs.job import JobOption, seconds_of
-from millstream.spark.jobs.refusal import refused
+from millstream.spark.jobs.shared.refusal import refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -52,7 +52,7 @@ class BatchJob(Job):
         """Do it all."""
 
     def begin(self, request: Request, session: SparkSession, every_seconds: float | None) -> Report:  # noqa: ARG002
-        from millstream.spark.jobs import driver
+        from millstream.spark.jobs.run import driver
 
         return driver.run(self, request, session)
 
