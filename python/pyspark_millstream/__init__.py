@@ -15,7 +15,7 @@ __all__ = ["DefaultSource"]
 def _problem() -> str:
     """Why the connector cannot run here; empty if it can."""
     from millstream.errors import MillstreamError
-    from millstream.spark.deploy.versions import require_spark
+    from millstream.spark.deploy.required_versions import require_spark
     from millstream.spark.errors import connector_error
 
     try:

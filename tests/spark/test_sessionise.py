@@ -195,9 +195,11 @@ def test_what_cannot_work_is_refused_before_spark_starts(
 def test_a_package_that_is_missing_is_told_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from millstream.spark.deploy import versions
+    from millstream.spark.deploy import required_versions
 
-    monkeypatch.setattr(versions, "installed", lambda name: None if name == "pandas" else "9")
+    monkeypatch.setattr(
+        required_versions, "installed", lambda name: None if name == "pandas" else "9"
+    )
     request = Request(
         "u", ("s",), Target.parse("stream:t"), {"key": "id", "gap": "1h"}, checkpoint="c"
     )

@@ -77,7 +77,7 @@ With --keep everything stays: data, lake, logs and the plots as demo.svg.
 @click.pass_obj
 def demo(app: App, keep: bool) -> int:
     """Show the whole of Millstream on this machine: server, load, lake."""
-    from millstream.spark.deploy.versions import require_spark
+    from millstream.spark.deploy.required_versions import require_spark
     from millstream.spark.java import ensure_java
 
     require_spark()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from millstream.doctor.finding import Finding, fail, ok, warn
 from millstream.spark import java as spark_java
-from millstream.spark.deploy import versions
+from millstream.spark.deploy import required_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,38 +33,48 @@ def python() -> Iterator[Finding]:
 
 def pyspark() -> Iterator[Finding]:
     """pyspark, and what the connector needs beside it."""
-    spark = versions.installed("pyspark")
+    spark = required_versions.installed("pyspark")
     if spark is None:
-        yield warn("pyspark", f"not installed ({WITHOUT})", versions.INSTALL_HINT)
+        yield warn("pyspark", f"not installed ({WITHOUT})", required_versions.INSTALL_HINT)
         return
-    if versions.pyspark_fits(spark):
+    if required_versions.pyspark_fits(spark):
         yield ok("pyspark", spark)
     else:
-        yield fail("pyspark", f"{spark}, needed is 4.2 or newer, below 5", versions.INSTALL_HINT)
-    yield _beside("pyarrow", versions.PYARROW_AT_LEAST)
-    yield _beside("protobuf", versions.PROTOBUF_AT_LEAST)
+        yield fail(
+            "pyspark", f"{spark}, needed is 4.2 or newer, below 5", required_versions.INSTALL_HINT
+        )
+    yield _beside("pyarrow", required_versions.PYARROW_AT_LEAST)
+    yield _beside("protobuf", required_versions.PROTOBUF_AT_LEAST)
     yield _pandas()
     yield from _spark_home()
 
 
 def _beside(package: str, at_least: tuple[int, ...]) -> Finding:
-    version = versions.installed(package)
+    version = required_versions.installed(package)
     if version is None:
-        return fail(package, "not installed", versions.INSTALL_HINT)
-    if versions.numbers(version) < at_least:
+        return fail(package, "not installed", required_versions.INSTALL_HINT)
+    if required_versions.numbers(version) < at_least:
         needed = ".".join(map(str, at_least))
-        return fail(package, f"{version}, needed is {needed} or newer", versions.INSTALL_HINT)
+        return fail(
+            package, f"{version}, needed is {needed} or newer", required_versions.INSTALL_HINT
+        )
     return ok(package, version)
 
 
 def _pandas() -> Finding:
     """Spark asks for it in `transformWithState`, which two of the jobs use."""
-    version = versions.installed("pandas")
+    version = required_versions.installed("pandas")
     if version is None:
         text = "not installed (jobs `sessionise` and `metrics` do not run without it)"
-        return warn("pandas", text, versions.INSTALL_HINT)
-    if not versions.PANDAS_AT_LEAST <= versions.numbers(version) < versions.PANDAS_BELOW:
-        return warn("pandas", f"{version}, needed is 2.2 or newer, below 3", versions.INSTALL_HINT)
+        return warn("pandas", text, required_versions.INSTALL_HINT)
+    if (
+        not required_versions.PANDAS_AT_LEAST
+        <= required_versions.numbers(version)
+        < required_versions.PANDAS_BELOW
+    ):
+        return warn(
+            "pandas", f"{version}, needed is 2.2 or newer, below 3", required_versions.INSTALL_HINT
+        )
     return ok("pandas", version)
 
 
@@ -74,7 +84,7 @@ def _spark_home() -> Iterator[Finding]:
     if not home:
         return
     jars = os.path.join(home, "jars")
-    version = versions.installed("pyspark") or ""
+    version = required_versions.installed("pyspark") or ""
     if not os.path.isdir(jars):
         yield fail(
             "SPARK_HOME",
@@ -103,7 +113,7 @@ def java() -> Iterator[Finding]:
         return
     seen = ", ".join(f"{found.version} ({found.source})" for found in all_found)
     message = f"too old: {seen}; Spark needs 17 or newer" if all_found else "not found"
-    if versions.installed("pyspark") is None:
+    if required_versions.installed("pyspark") is None:
         yield warn("java", f"{message} ({WITHOUT})", spark_java.INSTALL_HINT)
     else:
         yield fail("java", message, spark_java.INSTALL_HINT)

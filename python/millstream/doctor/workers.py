@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.doctor.finding import Finding, fail, ok, warn
 from millstream.errors import MillstreamError
-from millstream.spark.deploy import versions
+from millstream.spark.deploy import required_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ SHIP_REMEDY: Final = (
 
 def local_python(elsewhere: str | None) -> Iterator[Finding]:
     """The interpreter that Spark would start on this machine."""
-    if versions.installed("pyspark") is None or elsewhere is not None:
+    if required_versions.installed("pyspark") is None or elsewhere is not None:
         return
     named = os.environ.get("PYSPARK_PYTHON")
     drivers = os.environ.get("PYSPARK_DRIVER_PYTHON")

@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_HOMES[name])
     except ImportError:
-        from millstream.spark.deploy.versions import require_spark
+        from millstream.spark.deploy.required_versions import require_spark
 
         require_spark()  # a missing or older pyspark is told in our words
         raise

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from millstream.errors import ConnectionFailed, InvalidArgument, SetupError
-from millstream.spark.deploy.versions import require_spark
+from millstream.spark.deploy.required_versions import require_spark
 from millstream.spark.java import ensure_java
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Spark elsewhere: `ship` (the code as a zip or with a session), `carrier` (how it arrives), `versions` (what it works with)."""
+"""Spark elsewhere: `ship` (the code as a zip or with a session), `shipped_source` (how it arrives), `required_versions` (what it works with)."""

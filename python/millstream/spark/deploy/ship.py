@@ -90,7 +90,7 @@ def register(spark: Any, *, ship: bool = False) -> None:
     Where Millstream is installed beside the driver and on the executors this is not needed: Spark finds it by itself. With
     `ship=True` the code goes with the queries, to a planner and to executors that lack it; they need pyspark and pyarrow.
     """
-    from millstream.spark.deploy.versions import require_spark
+    from millstream.spark.deploy.required_versions import require_spark
 
     require_spark()
     from millstream.spark.source import MillstreamDataSource
@@ -100,18 +100,18 @@ def register(spark: Any, *, ship: bool = False) -> None:
         return
     from pyspark import cloudpickle
 
-    from millstream.spark.deploy import carrier
+    from millstream.spark.deploy import shipped_source
 
-    module = sys.modules[carrier.__name__]
+    module = sys.modules[shipped_source.__name__]
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     try:
-        spark.dataSource.register(carrier.carrier(_code()))
+        spark.dataSource.register(shipped_source.source_with(_code()))
     finally:
         cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 def _code() -> bytes:
-    """The sources for `carrier`: version, then file and text of each module."""
+    """The sources for `shipped_source`: version, then file and text of each module."""
     import millstream
 
     modules = {}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from millstream.spark.read.tail_follower import TailState
 
 
-class History:
+class CheckpointEntries:
     """What one process has found out about the entries of a checkpoint."""
 
     def __init__(self, reads: PipelineReads, losses: Losses, selection: Selection) -> None:

@@ -42,7 +42,7 @@ from millstream.spark.read import offsets
 from millstream.spark.read.batch_limits import Limits, admit
 from millstream.spark.read.batch_reader import RangesPartition, ReadTask, Sizes, divide
 from millstream.spark.read.offsets import Entry, Offset
-from millstream.spark.read.resume import History
+from millstream.spark.read.resume import CheckpointEntries
 from millstream.spark.read.selection import Locator, Selection
 from millstream.spark.read.tail_follower import Follower, TailState
 from millstream.spark.read.tasks import Range
@@ -80,7 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: Client | None = None
         self._follower: Follower | None = None
         self._frozen: TailState | None = None
-        self._history: History | None = None
+        self._entries: CheckpointEntries | None = None
         self._seen = 0
         self._last: tuple[int, Offset, Offset] | None = None
         self._idle_seconds = 0.0
@@ -192,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._within_bound:
             self._plan.selection.check_bound(tails, start["streams"])
             self._within_bound = True
-        begins, stay = self._known_history().checked(start, state)
+        begins, stay = self._checkpoint_entries().checked(start, state)
         ends = self._bounded(begins, tails)
         limits = self._limits_for(limit)
         moved = {
@@ -275,7 +275,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What lies between two offsets. Only they decide, so that a repeated batch is the same."""
         if self._initial is not None:
             start = self._with_others(start, end)
-        begins = self._known_history().begins(start, end)
+        begins = self._checkpoint_entries().begins(start, end)
         ranges = []
         for name, to in end["streams"].items():
             begin = begins[name]
@@ -300,10 +300,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = self._plan.task.access.connect_first()
         return PipelineReads(self._client, self._plan.task.access.patience_seconds)
 
-    def _known_history(self) -> History:
-        if self._history is None:
-            self._history = History(self._reads(), self._plan.task.losses, self._plan.selection)
-        return self._history
+    def _checkpoint_entries(self) -> CheckpointEntries:
+        if self._entries is None:
+            self._entries = CheckpointEntries(
+                self._reads(), self._plan.task.losses, self._plan.selection
+            )
+        return self._entries
 
     def _state(self) -> TailState:
         """The tails as far as they are known, without waiting."""

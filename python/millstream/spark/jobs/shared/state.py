@@ -137,7 +137,7 @@ def lateness(job: Job, request: Request) -> str:
 
 def require_processors(job: Job) -> None:
     """What `transformWithState` needs beside pyspark, here: it would say so only after Spark has started."""
-    from millstream.spark.deploy.versions import INSTALL_HINT, installed
+    from millstream.spark.deploy.required_versions import INSTALL_HINT, installed
 
     for package in PROCESSORS_NEED:
         if installed(package) is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import SetupError
-from millstream.spark.deploy import versions
+from millstream.spark.deploy import required_versions
 
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
@@ -23,10 +23,10 @@ def test_the_extra_has_the_same_bounds() -> None:
     extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
     assert sorted(extras["spark"]) == sorted(
         [
-            f"pyspark>={dotted(versions.PYSPARK_AT_LEAST)},<{dotted(versions.PYSPARK_BELOW)}",
-            f"pyarrow>={dotted(versions.PYARROW_AT_LEAST)}",
-            f"protobuf>={dotted(versions.PROTOBUF_AT_LEAST)}",
-            f"pandas>={dotted(versions.PANDAS_AT_LEAST)},<{dotted(versions.PANDAS_BELOW)}",
+            f"pyspark>={dotted(required_versions.PYSPARK_AT_LEAST)},<{dotted(required_versions.PYSPARK_BELOW)}",
+            f"pyarrow>={dotted(required_versions.PYARROW_AT_LEAST)}",
+            f"protobuf>={dotted(required_versions.PROTOBUF_AT_LEAST)}",
+            f"pandas>={dotted(required_versions.PANDAS_AT_LEAST)},<{dotted(required_versions.PANDAS_BELOW)}",
         ]
     )
 
@@ -36,7 +36,7 @@ def test_the_extra_has_the_same_bounds() -> None:
     [("4.1.9", False), ("4.2.0", True), ("4.3.0.dev1", True), ("4.10", True), ("5.0.0", False)],
 )
 def test_pyspark_versions(version: str, fits: bool) -> None:
-    assert versions.pyspark_fits(version) is fits
+    assert required_versions.pyspark_fits(version) is fits
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_pyspark_versions(version: str, fits: bool) -> None:
     ],
 )
 def test_what_is_said(present: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "installed", present.get)
+    monkeypatch.setattr(required_versions, "installed", present.get)
     with pytest.raises(SetupError, match=said) as raised:
-        versions.require_spark()
+        required_versions.require_spark()
     assert raised.value.hint == "pip install 'millstream[spark]'"
 
 
 def test_what_is_here_fits() -> None:
-    versions.require_spark()
-    assert versions.installed("no-such-package") is None
+    required_versions.require_spark()
+    assert required_versions.installed("no-such-package") is None
 
 
 OLD = """
@@ -85,5 +85,5 @@ def test_an_older_pyspark_is_one_sentence_wherever_it_is_met() -> None:
     )
     by_name, by_format = done.stdout.splitlines()
     sentence = "pyspark 4.1.4 does not fit: the connector needs 4.2 or newer, below 5"
-    assert by_name == f"setup_incomplete|{sentence}|{versions.INSTALL_HINT}"
-    assert by_format == f"setup_incomplete: {sentence}. Hint: {versions.INSTALL_HINT}."
+    assert by_name == f"setup_incomplete|{sentence}|{required_versions.INSTALL_HINT}"
+    assert by_format == f"setup_incomplete: {sentence}. Hint: {required_versions.INSTALL_HINT}."

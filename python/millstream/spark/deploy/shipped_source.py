@@ -110,7 +110,7 @@ def restore(code: bytes, data: bytes) -> Any:
     return item
 
 
-def carrier(code: bytes) -> type[DataSource]:
+def source_with(code: bytes) -> type[DataSource]:
     """A data source class that becomes Millstream's as soon as Spark makes an instance of it."""
 
     class Carrier(DataSource):
