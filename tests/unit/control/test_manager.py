@@ -130,6 +130,7 @@ def test_many_changes_for_many_subscriptions_leave_the_loop_to_others(engine: En
             for number in range(SUBSCRIBERS):
                 whole(machine.create(f"s{number}", f"uid{number}", pull(), BASE, {}, 0))
             longest, done = 0.0, asyncio.Event()
+            began = time.thread_time()
 
             async def tick() -> None:
                 nonlocal longest
@@ -147,7 +148,9 @@ def test_many_changes_for_many_subscriptions_leave_the_loop_to_others(engine: En
             for subscription in machine.state.subscriptions.values():
                 assert subscription.wake is not None
                 assert len(subscription.pending) == STREAMS
-            assert longest < 0.05, f"the loop was taken for {longest} s"
+            # There are forty steps; on a busy machine one may take several times as long as others.
+            whole_s = time.thread_time() - began
+            assert longest < whole_s / 5, f"the loop was taken for {longest} of {whole_s} s"
 
     run(work())
 
