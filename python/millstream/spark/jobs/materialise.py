@@ -135,6 +135,7 @@ def make(batch: DataFrame, number: int, versions: Versions) -> None:
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     changes = changes_of(batch).persist()
     try:
+        changes.count()  # executors would read for the resets and for the state at once, and both be counted
         before = versions.before(number)
         state = state_after(None if before is None else read(session, before), changes)
         draft = versions.draft()
