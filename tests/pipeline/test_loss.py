@@ -147,7 +147,7 @@ def test_records_that_came_with_the_end_of_a_running_query_are_loss(
         client.stream("gone").delete()
         # As if both had come between two answers.
         gone = TailState(seen.version + 1, {}, dict(seen.streams))
-        history = found.reader._known_history()
+        history = found.reader._checkpoint_entries()
         with pytest.raises(millstream.MillstreamError, match="`gone`: records 3 to 3 cannot"):
             history.checked(found.start, gone)
 
