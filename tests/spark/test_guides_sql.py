@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def test_the_python_of_exactly_once_runs(
     (query,) = spark.streams.active
     query.processAllAvailable()  # it begins at the tail
     orders.append_many(SENT)
-    query.processAllAvailable()
+    until = time.monotonic() + 60
+    while not records(client, copy.path) and time.monotonic() < until:
+        query.processAllAvailable()  # as far as the query has heard of what was appended
     assert records(client, copy.path) == SENT
     query.stop()
 

@@ -28,7 +28,7 @@ _TIMESTAMP: Final = re.compile(
     re.ASCII | re.DOTALL,
 )
 _OFFSET: Final = re.compile(
-    r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2})(?::?(\d{2}))?)?", re.ASCII
+    r"(?:UTC|GMT|UT)?([+-])(?:(\d{1,2}(?::\d{1,2}|:\d\d:\d\d)?)|(\d{4}(?:\d\d)?))", re.ASCII
 )
 _TRIM: Final = "".join(chr(code) for code in range(33)) + "\x7f"
 
@@ -78,9 +78,11 @@ def zone_shift_micros(name: str, wall: int) -> int | None:
         return 0
     match = _OFFSET.fullmatch(name)
     if match is not None:
-        sign, hours, minutes, seconds = match.groups()
-        total = (int(hours) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)
-        if int(minutes or 0) > 59 or int(seconds or 0) > 59 or total > 18 * 3600:
+        sign, parted, joined = match.groups()
+        parts = parted.split(":") if parted else (joined[:2], joined[2:4], joined[4:] or 0)
+        hours, minutes, seconds = (int(part) for part in (*parts, 0, 0)[:3])
+        total = (hours * 60 + minutes) * 60 + seconds
+        if minutes > 59 or seconds > 59 or total > 18 * 3600:
             return None
         return total * 1_000_000 * (-1 if sign == "-" else 1)
     zone = _zone(name)
