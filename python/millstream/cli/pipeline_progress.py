@@ -1,6 +1,6 @@
 """How a running job looks: one line that is written over, lines in a log, or JSON lines.
 
-Where it sits: fed by `pipeline` with the batches that `jobs.driver` reports.
+Where it sits: fed by `pipeline` with the batches that `jobs.run.driver` reports.
 
 Invariants:
 - I-PRO-1  Without `--json` everything goes to stderr; with it every batch is one line on stdout.
