@@ -3,6 +3,7 @@
 | fixture | what it is |
 | --- | --- |
 | `spark` | the shared classic session, `local[2]`; its Python is forked, but not with `--full` (`support.spark_forks`) |
+| `queries` | the queries of the shared session that a test leaves running end with it |
 | `server` | the shared Millstream server, without streams; with the mark `own_server` one of the test's own |
 | `client` | a client of `server` |
 | `new_driver` | starts a `support.spark.Driver` with any master and settings |
@@ -133,6 +134,14 @@ def spark(spark_folder: Path, worker_python: str) -> Iterator[Any]:
         gc.collect()  # what py4j leaves open is found here, and not behind the last test, where it is an error
         os.environ.clear()
         os.environ.update(saved)
+
+
+@pytest.fixture
+def queries(spark: Any) -> Iterator[None]:
+    """What a page leaves running ends with it."""
+    yield
+    for query in spark.streams.active:
+        query.stop()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,7 @@ named there. The guide to the client needs no Spark: tests/docs/test_python_guid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,6 @@ AROUND: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
 
 def test_every_guide_with_python_is_run_somewhere() -> None:
     assert set(PAGES) == AROUND.keys() | ELSEWHERE.keys()
-
-
-@pytest.fixture
-def queries(spark: Any) -> Iterator[None]:
-    """What a page leaves running ends with it."""
-    yield
-    for query in spark.streams.active:
-        query.stop()
 
 
 @pytest.mark.usefixtures("queries")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ def test_the_sql_of_the_guide_runs(spark: Any, server: Server, client: Client) -
     found = [session.sql(one).collect() for one in text.split(";") if one.strip()]
     assert [rows[0][0] for rows in found if rows] == [len(SENT)]
     assert records(client, "all-orders") == SENT
-
-
-@pytest.fixture
-def queries(spark: Any) -> Iterator[None]:
-    yield
-    for query in spark.streams.active:
-        query.stop()
 
 
 @pytest.mark.usefixtures("queries")

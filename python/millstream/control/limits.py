@@ -21,7 +21,8 @@ JSON_INTEGER_CHARS_MAX: Final = 40
 
 # Calls that wait, by kind: for the end of a backup or verification, for a change of class (a checkpoint), for a listing
 # or an entry of it to be made, for a turn to change subscriptions, for work to claim, for a large view of a subscription
-# to be made, for the place of a backup to be looked at. Their sum stays below what one network thread forwards (256), so that short calls get through.
+# to be made, for the place of a backup to be looked at. Their sum stays below what one network thread forwards (256), so
+# that short calls get through.
 WAITING_CALLS_MAX: Final = 64
 CLASS_CHANGES_MAX: Final = 32
 LISTINGS_MAX: Final = 32

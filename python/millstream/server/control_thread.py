@@ -1,7 +1,8 @@
 """The thread that runs the control application: uvicorn on a socket that is already listening.
 
-Sits below `lifecycle`. Invariants: `start` returns only when the application has loaded its state, or raises (it waits as long as that goes on); `stop`
-returns within its timeout and never waits for clients; the thread is a daemon and cannot hold up an exit.
+Sits below `lifecycle`. Invariants: `start` returns only when the application has loaded its state, or raises; it waits for as
+long as that goes on. `stop` returns within its timeout and never waits for clients; the thread is a daemon and cannot hold
+up an exit.
 """
 
 from __future__ import annotations
