@@ -7,10 +7,14 @@ Invariants:
 - I-COL-1  A batch has exactly the Arrow schema that Spark expects: names, order, types, nullability.
 - I-COL-2  Columns that nobody asked for are not asked from the server, nor is the name of the stream where there is one alone.
 - I-COL-3  A schema given by the user is compared before anything is read; it never converts.
+- I-COL-4  Reading raw values loads no pandas, which `pa.array` and `pa.scalar` do: half a second of the first read of
+           every worker, and a third more objects for the collection that Spark makes it do after each task.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +26,7 @@ from millstream.spark.json.decoder import Decoder, JsonForm
 from millstream.spark.json.explain import REASONS_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql.types import StructType
 
@@ -251,7 +255,8 @@ class Shaper:
         if len(streams) == 1 and "stream" in self.wire and len(self.wire) > 1:
             (self._name,) = streams
             self.wire = tuple(column for column in self.wire if column != "stream")
-        self._names: pa.Array = pa.array([], pa.string())
+        self._repeated: dict[str, pa.Array] = {}
+        """Columns of one value, as long as the longest batch so far."""
         self._decoder: Decoder | None = None
         if wanted.json is not None:
             index = next(i for i, c in enumerate(wanted.columns) if c.wire == "value")
@@ -274,13 +279,34 @@ class Shaper:
         self, column: Column, field: pa.Field, batch: pa.RecordBatch, values: pa.Array | None
     ) -> pa.Array:
         if column.wire is None:
-            if column.constant is None:
+            constant = column.constant
+            if constant is None:
                 return pa.nulls(batch.num_rows, field.type)
-            return pa.repeat(pa.scalar(column.constant, field.type), batch.num_rows)
+            return self._repeat(
+                column, batch.num_rows, lambda rows: repeated_int(constant, field.type, rows)
+            )
         if column.wire == "value" and values is not None:
             return values
         if column.wire == "stream" and self._name is not None:
-            if len(self._names) < batch.num_rows:
-                self._names = pa.repeat(pa.scalar(self._name, field.type), batch.num_rows)
-            return self._names[: batch.num_rows]
+            name = self._name
+            return self._repeat(column, batch.num_rows, lambda rows: repeated_text(name, rows))
         return batch.column(column.wire)
+
+    def _repeat(self, column: Column, rows: int, make: Callable[[int], pa.Array]) -> pa.Array:
+        there = self._repeated.get(column.name)
+        if there is None or len(there) < rows:
+            there = self._repeated[column.name] = make(rows)
+        return there[:rows]
+
+
+def repeated_text(value: str, rows: int) -> pa.Array:
+    """`pa.repeat(pa.scalar(value), rows)`, without pandas."""
+    text = value.encode()
+    ends = array("i", [len(text) * row for row in range(rows + 1)])
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(text * rows))
+
+
+def repeated_int(value: int, kind: pa.DataType, rows: int) -> pa.Array:
+    """`pa.repeat(pa.scalar(value, kind), rows)`, without pandas."""
+    data = value.to_bytes(kind.bit_width // 8, sys.byteorder, signed=True) * rows
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data)])
