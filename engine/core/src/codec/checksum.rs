@@ -20,14 +20,17 @@ pub fn three(pieces: [&[u8]; 3]) -> [u32; 3] {
 
 #[cfg(target_arch = "x86_64")]
 mod sse {
-    use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
+    use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64};
 
     #[target_feature(enable = "sse4.2")]
     pub fn three([first, second, third]: [&[u8]; 3]) -> [u32; 3] {
         let common = first.len().min(second.len()).min(third.len()) & !7;
-        let words = [first, second, third].map(|piece| piece[..common].as_chunks::<8>().0);
+        // Written out: a closure in here is compiled without the feature, and called.
+        let (ones, _) = first[..common].as_chunks::<8>();
+        let (twos, _) = second[..common].as_chunks::<8>();
+        let (threes, _) = third[..common].as_chunks::<8>();
         let [mut a, mut b, mut c] = [u64::from(u32::MAX); 3];
-        for ((one, two), three) in words[0].iter().zip(words[1]).zip(words[2]) {
+        for ((one, two), three) in ones.iter().zip(twos).zip(threes) {
             a = _mm_crc32_u64(a, u64::from_le_bytes(*one));
             b = _mm_crc32_u64(b, u64::from_le_bytes(*two));
             c = _mm_crc32_u64(c, u64::from_le_bytes(*three));
@@ -46,6 +49,10 @@ mod sse {
             crc = _mm_crc32_u64(crc, u64::from_le_bytes(*word));
         }
         let mut crc = crc as u32;
+        let (halves, bytes) = bytes.as_chunks::<4>();
+        for half in halves {
+            crc = _mm_crc32_u32(crc, u32::from_le_bytes(*half));
+        }
         for byte in bytes {
             crc = _mm_crc32_u8(crc, *byte);
         }

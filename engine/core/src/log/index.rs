@@ -17,6 +17,7 @@
 
 use std::io;
 
+use crate::codec::checksum;
 use crate::io::{DiskFile, read_exact_at};
 use crate::model::{Extent, IndexEntry};
 
@@ -42,7 +43,12 @@ pub fn encode(entry: &IndexEntry, out: &mut Vec<u8>) {
 
 /// Decodes the first 32 bytes of `bytes`; `None` if there are fewer or they are not an entry.
 pub fn decode(bytes: &[u8]) -> Option<IndexEntry> {
-    if crc32c::crc32c(bytes.get(..CHECKED_BYTES)?) != u32_at(bytes, CHECKED_BYTES)? {
+    decode_with(bytes, crc32c::crc32c(bytes.get(..CHECKED_BYTES)?))
+}
+
+/// The same, given the checksum of the bytes that the entry's `check` is about.
+fn decode_with(bytes: &[u8], check: u32) -> Option<IndexEntry> {
+    if check != u32_at(bytes, CHECKED_BYTES)? {
         return None;
     }
     Some(IndexEntry {
@@ -89,9 +95,18 @@ pub fn read_entries(
 
 /// Decodes entries that lie side by side; `Err` is the number of the first damaged one.
 pub fn decode_all(bytes: &[u8]) -> Result<Vec<IndexEntry>, usize> {
-    let mut entries = Vec::with_capacity(bytes.len() / INDEX_ENTRY_BYTES);
-    for (number, entry) in bytes.chunks_exact(INDEX_ENTRY_BYTES).enumerate() {
-        entries.push(decode(entry).ok_or(number)?);
+    let (raw, _) = bytes.as_chunks::<INDEX_ENTRY_BYTES>();
+    let mut entries = Vec::with_capacity(raw.len());
+    let (threes, rest) = raw.as_chunks::<3>();
+    for three in threes {
+        let [first, second, third] = three;
+        let checked = [first, second, third].map(|entry| &entry[..CHECKED_BYTES]);
+        for (entry, check) in three.iter().zip(checksum::three(checked)) {
+            entries.push(decode_with(entry, check).ok_or(entries.len())?);
+        }
+    }
+    for entry in rest {
+        entries.push(decode(entry).ok_or(entries.len())?);
     }
     Ok(entries)
 }
