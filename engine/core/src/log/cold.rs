@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub use self::block::check_one;
+pub use self::block::{Appends, check_one};
 pub use self::check::{Checker, Fault, Progress, Trouble, is_damage};
 use self::files::{FileKey, OpenFiles};
 pub use self::spill::SpillPiece;

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::codec::checksum;
-use crate::log::cold::check_one;
+use crate::log::cold::{Appends, check_one};
 use crate::model::{Extent, IndexEntry};
 use crate::shard::engine::Engine;
 use crate::shard::staged::WholeAppends;
@@ -24,8 +24,7 @@ const KEPT_BYTES_MAX: usize = 4 << 20;
 /// Appends of one stream, from a boundary on.
 #[derive(Default)]
 pub struct Block {
-    pub entries: Vec<IndexEntry>,
-    owned: Vec<u8>,
+    found: Appends,
     shared: Option<SharedBytes>,
     origin: Option<(Arc<Stream>, Extent)>,
 }
@@ -35,8 +34,13 @@ impl Block {
     pub fn bytes(&self) -> &[u8] {
         match &self.shared {
             Some(shared) => &shared.bytes[shared.from..],
-            None => &self.owned,
+            None => &self.found.bytes,
         }
+    }
+
+    /// Their entries of the index, one for each append.
+    pub fn entries(&self) -> &[IndexEntry] {
+        &self.found.entries
     }
 
     /// Compares an append of the block with its checksum, if it came from a file.
@@ -88,11 +92,11 @@ impl Block {
     }
 
     fn clear(&mut self) {
-        self.entries.clear();
+        self.found.entries.clear();
         self.shared = None;
         self.origin = None;
-        if self.owned.capacity() > KEPT_BYTES_MAX {
-            self.owned = Vec::new();
+        if self.found.bytes.capacity() > KEPT_BYTES_MAX {
+            self.found.bytes = Vec::new();
         }
     }
 }
@@ -110,7 +114,7 @@ impl Engine {
         let (owner, limit) = self.owner_of(stream, position)?;
         let end = end.min(limit);
         self.sound(&owner, || self.pull_from(&owner, position, end, block))?;
-        if block.entries.is_empty() {
+        if block.found.entries.is_empty() {
             return Err(io::Error::other("no append ends behind a visible position"));
         }
         Ok(())
@@ -137,14 +141,9 @@ impl Engine {
             Source::Nowhere => return Ok(()),
         };
         drop(state);
-        let found = self.cold.read_appends(
-            &extents,
-            position,
-            end,
-            BLOCK_BYTES,
-            &mut block.owned,
-            &mut block.entries,
-        )?;
+        let found =
+            self.cold
+                .read_appends(&extents, position, end, BLOCK_BYTES, &mut block.found)?;
         block.origin = found.map(|extent| (Arc::clone(owner), extent));
         Ok(())
     }
@@ -158,11 +157,15 @@ impl Engine {
         position: u64,
         block: &mut Block,
     ) -> io::Result<()> {
-        block.entries.extend_from_slice(appends.entries());
-        let last = block.entries.last().map_or(position, |entry| entry.end);
-        block.owned.resize((last - position) as usize, 0);
-        let filled = self.fill_staged(owner, part, appends, position, &mut block.owned)?;
-        whole(filled == block.owned.len())
+        block.found.entries.extend_from_slice(appends.entries());
+        let last = block
+            .found
+            .entries
+            .last()
+            .map_or(position, |entry| entry.end);
+        block.found.bytes.resize((last - position) as usize, 0);
+        let filled = self.fill_staged(owner, part, appends, position, &mut block.found.bytes)?;
+        whole(filled == block.found.bytes.len())
     }
 
     /// Looks into an append that failed [`Block::check`].
@@ -188,12 +191,12 @@ fn pull_hot(hot: &Hot, position: u64, end: u64, block: &mut Block) -> io::Result
             break;
         }
         last = entry.end;
-        block.entries.push(*entry);
+        block.found.entries.push(*entry);
     }
     if block.shared.is_none() {
-        block.owned.resize((last - position) as usize, 0);
-        let copied = hot.copy(position, &mut block.owned);
-        return whole(copied == block.owned.len());
+        block.found.bytes.resize((last - position) as usize, 0);
+        let copied = hot.copy(position, &mut block.found.bytes);
+        return whole(copied == block.found.bytes.len());
     }
     Ok(())
 }

@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,6 +52,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 WATCHED_BYTES_MIN: Final = 64 * 1024
 """From this size on a server may answer before it took all: less fits into the buffers of any kernel."""
+WAITED_BYTES_MIN: Final = 64 * 1024
+"""From this size on the kernel is asked for all of it at once."""
+KERNEL_WAITS: Final = sys.platform == "linux"
+"""Whether the kernel takes a time limit for one call (elsewhere it has other forms)."""
 READ: Final = 1
 WRITE: Final = 2
 
@@ -92,6 +98,7 @@ class Channel:
     def __init__(self, connected: socket.socket, *, tls: bool) -> None:
         self.socket = connected
         self._tls = tls
+        self._kernel_micros = 0
 
     @staticmethod
     def connect(
@@ -152,11 +159,28 @@ class Channel:
         return data
 
     def receive_into(self, view: memoryview, timeout_seconds: float) -> int:
-        self.socket.settimeout(timeout_seconds)
+        """Bytes into `view`: those that are there, or all of it where the kernel waits for them by itself."""
         try:
+            if KERNEL_WAITS and not self._tls and len(view) >= WAITED_BYTES_MIN:
+                return self._receive_all(view, timeout_seconds)
+            self.socket.settimeout(timeout_seconds)
             return self.socket.recv_into(view)
         except OSError as error:
             raise _receive_failure(error, timeout_seconds) from error
+
+    def _receive_all(self, view: memoryview, timeout_seconds: float) -> int:
+        """In one call, where a loop would be woken for every few packets. It ends with what has come, at least one byte,
+        when the time is over, the connection ends or a signal comes."""
+        self.socket.settimeout(None)
+        micros = max(1, int(timeout_seconds * 1_000_000))
+        if micros != self._kernel_micros:
+            limit = struct.pack("ll", *divmod(micros, 1_000_000))
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._kernel_micros = micros
+        try:
+            return self.socket.recv_into(view, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            raise TimeoutError from None
 
     @property
     def readable(self) -> bool:

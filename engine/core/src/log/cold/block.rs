@@ -1,7 +1,7 @@
 //! Whole appends in blocks: bytes and index entries together, for readers that look at every append.
 //!
-//! The index is read in large pieces and each entry once; the caller compares the checksums while it has the bytes in
-//! its hands ([`check_append`]).
+//! The index is read in large pieces and, by who goes on where the last block ended, without a search; the caller
+//! compares the checksums while it has the bytes in its hands ([`check_append`]).
 
 use std::io;
 
@@ -13,32 +13,41 @@ use crate::model::{Extent, IndexEntry};
 /// Index entries read at once.
 const ENTRIES_MAX: u32 = 8192;
 
+/// Appends of one stream, side by side.
+#[derive(Default)]
+pub struct Appends {
+    pub bytes: Vec<u8>,
+    pub entries: Vec<IndexEntry>,
+    /// The extent that they were read from, and how many entries of its index lie before the next append.
+    reached: Option<(Extent, u32)>,
+}
+
 impl ColdStore {
-    /// Reads the appends from the boundary `position` on into `bytes` and `entries`: as many as `wanted` bytes hold,
-    /// one at least, none that ends behind `end`, and none of another extent. Returns the extent; `None` if
-    /// `position` is beyond them.
+    /// Reads the appends from the boundary `position` on: as many as `wanted` bytes hold, one at least, none that
+    /// ends behind `end`, and none of another extent. Returns the extent; `None` if `position` is beyond them.
     pub fn read_appends(
         &self,
         extents: &[Extent],
         position: u64,
         end: u64,
         wanted: u64,
-        bytes: &mut Vec<u8>,
-        entries: &mut Vec<IndexEntry>,
+        appends: &mut Appends,
     ) -> io::Result<Option<Extent>> {
+        let Appends {
+            bytes,
+            entries,
+            reached,
+        } = appends;
         entries.clear();
+        let reached = reached.take();
         let Some((extent, at)) = locate(extents, position)? else {
             return Ok(None);
-        };
-        let first = match at {
-            0 => 0,
-            _ => self.search(extent, &|entry| entry.end <= position)?.0,
         };
         // Appends are mostly alike: so many hold the bytes that are wanted, and a few more.
         let mean = (extent.len / u64::from(extent.index_count.max(1))).max(1);
         let guess = u32::try_from(wanted / mean + 8).unwrap_or(ENTRIES_MAX);
-        let count = guess.min(ENTRIES_MAX).min(extent.index_count - first);
-        let block = self.read_index(extent, first, count)?;
+        let reached = reached.filter(|(known, _)| known == extent);
+        let (first, block) = self.entries_from(extent, position, guess, reached)?;
         let mut last = position;
         for entry in block {
             if entry.end <= last || entry.end > end_of(extent) {
@@ -57,11 +66,40 @@ impl ColdStore {
         if entries.is_empty() {
             return Ok(Some(*extent));
         }
+        appends.reached = Some((*extent, first + entries.len() as u32));
         // What is there already is overwritten: no need to clear it first.
         bytes.resize((last - position) as usize, 0);
         self.read_piece(extent, at, bytes)
             .map_err(|error| Trouble::data(extent, position, last, &error))?;
         Ok(Some(*extent))
+    }
+
+    /// At most so many entries of an extent's index from the append at `position` on, and the number of the first.
+    fn entries_from(
+        &self,
+        extent: &Extent,
+        position: u64,
+        count: u32,
+        reached: Option<(Extent, u32)>,
+    ) -> io::Result<(u32, Vec<IndexEntry>)> {
+        let count = count.min(ENTRIES_MAX);
+        let read =
+            |first: u32| self.read_index(extent, first, count.min(extent.index_count - first));
+        if position == extent.start {
+            return Ok((0, read(0)?));
+        }
+        if let Some((_, first)) = reached
+            && (1..=extent.index_count).contains(&first)
+        {
+            // The entry before says whether it is the place.
+            let mut block = read(first - 1)?;
+            if block.first().is_some_and(|before| before.end == position) {
+                block.remove(0);
+                return Ok((first, block));
+            }
+        }
+        let first = self.search(extent, &|entry| entry.end <= position)?.0;
+        Ok((first, read(first)?))
     }
 }
 

@@ -28,7 +28,7 @@ impl Walk<'_> {
         // The stream's name and the epoch go in once per block and batch.
         let mut run = 0;
         let mut outcome = Ok(Stretch::Done);
-        let mut left = &block.entries[..];
+        let mut left = block.entries();
         while let [entry, behind @ ..] = left {
             let here = &bytes[(course.position - from) as usize..];
             let singles = self.count_singles(course, left, run);

@@ -330,7 +330,7 @@ impl<'a> Walk<'a> {
     /// Fills the block from where the range is. `false`: enough was looked through for this window.
     fn pull(&mut self, course: &Course, end: u64, block: &mut Block) -> io::Result<bool> {
         let wanted = Some((course.stream.id, course.position));
-        if self.held == wanted && block.entries.last().is_some_and(|last| last.end <= end) {
+        if self.held == wanted && block.entries().last().is_some_and(|last| last.end <= end) {
             return Ok(true);
         }
         if self.has_looked_enough() {
@@ -340,7 +340,7 @@ impl<'a> Walk<'a> {
         self.engine
             .pull(&course.stream, course.position, end, block)?;
         self.held = wanted;
-        let last = block.entries.last().map_or(0, |last| last.end);
+        let last = block.entries().last().map_or(0, |last| last.end);
         self.looked_through += last.saturating_sub(course.position);
         Ok(true)
     }
