@@ -9,10 +9,12 @@ from contextlib import ExitStack
 import pytest
 
 from support.http import Api, request_bytes
+from support.pipeline import Pipeline
 from support.server import Server
 from support.staging import rows_body
 
 MIB = 1 << 20
+JSON = {"Content-Type": "application/json"}
 ASKED_BYTES = 8 * MIB - 4096
 # DEL, which is written in eight characters where it is shown.
 NAME = "\x7f" * ASKED_BYTES
@@ -87,3 +89,34 @@ def test_a_small_question_does_not_wait_behind_large_ones(
         assert api.metric("millstream_pipeline_queue") > 20, "it had to wait for them"
         for connection in asking:
             assert connection.read_response().status in (200, 503)
+
+
+def test_a_small_read_does_not_wait_for_reads_inside_large_appends(
+    start_server: Callable[..., Server],
+) -> None:
+    """Between two records of one append no bytes lie by their offsets, and of where a range ends inside one nothing tells."""
+    api = Api(start_server(), deadline_s=60)
+    pipeline = Pipeline(api)
+    for name, records in (("one", 1_000_000), ("other", 1_000_000), ("few", 3)):
+        assert api.put(name, headers=JSON).status == 201
+        for count in (1, records):
+            array = b"[" + b",".join([b"1234567"] * count) + b"]"
+            assert api.post(name, array, headers=JSON).status == 204
+    small = {"ranges": [pipeline.records("few", 0, 4)]}
+
+    # By turns, so that neither is still at hand.
+    inside = [pipeline.records(name, 999_998, 999_999) for name in ("one", "other")] * 12
+    costly = json.dumps({"ranges": inside, "columns": ["offset"]}).encode()
+    with ExitStack() as stack:
+        reading = [stack.enter_context(api.connect()) for _ in range(60)]
+        for connection in reading:
+            connection.send(request_bytes("POST", "/v1/read", None, costly))
+        api.wait_until_metric("millstream_pipeline_queue", lambda waiting: waiting > 40)
+        assert pipeline.post("/v1/read", small).status == 200
+        assert api.metric("millstream_pipeline_queue") > 20, "it had to wait for them"
+
+    # Small by all that these say: they look through one large append, and then it is others' turn.
+    up_to = [pipeline.records(name, 0, 2) for name in ("one", "other")] * 12
+    window = pipeline.window(up_to, columns=["offset"])
+    assert window.next is not None and window.next[0] == 1
+    assert pipeline.read(up_to, columns=["offset"]).column("offset") == [0, 1] * 24

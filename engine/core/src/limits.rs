@@ -193,6 +193,7 @@ pub const READ_MAX_BYTES: u64 = 64 * 1024 * 1024;
 pub const READ_MAX_BYTES_DEFAULT: u64 = 8 * 1024 * 1024;
 pub const READ_RANGES_MAX: usize = 20_000;
 /// Bytes of appends that one window looks through for its records, about: others wait for the worker, and a stop does.
+/// Of a small read it is `SMALL_READ_BYTES`.
 pub const READ_LOOKED_THROUGH_MAX: u64 = 4 * READ_MAX_BYTES;
 pub const READ_GAPS_MAX: usize = 200;
 /// Dirty stream paths kept for the control plane before it is told to rescan.

@@ -10,6 +10,7 @@ use crate::limits::LOG_PATIENCE;
 use crate::model::{Class, ContentType, Gate, Media, Offset};
 use crate::refusal::Refusal;
 use crate::shard::adopt::{CommitRequest, Committed};
+use crate::shard::batch::NotStaged;
 use crate::shard::create::json_refusal;
 use crate::shard::engine::{Engine, Undone};
 use crate::shard::plan::ReadFrom;
@@ -39,7 +40,12 @@ impl Engine {
     ) -> Result<T, Refusal> {
         let started_us = self.doors.clock.monotonic_us();
         loop {
-            match attempt() {
+            let outcome = attempt().map_err(|undone| match undone {
+                // For a log that moves no more nobody waits.
+                Undone::Wait if self.shard.failed() => NotStaged::Failed.into(),
+                undone => undone,
+            });
+            match outcome {
                 Ok((value, gate)) => return self.acknowledged(gate).map(|()| value),
                 Err(Undone::Refused { refusal, gate }) => {
                     self.acknowledged(gate)?;

@@ -321,6 +321,9 @@ mod tests {
             |ranges: &[(u64, u64)]| lane(PipelineCall::Read, &read(ranges)) == Lane::SmallReads;
         assert!(small(&[]) && small(&[(5, 5), (0, 100_000)]));
         assert!(!small(&[(0, 200_000), (0, 200_000)]));
+        // Records inside an append, of which nobody knows here how large it is.
+        let inside = read(&[(5, 5)]).replacen(r#""number":0"#, r#""number":3"#, 1);
+        assert_eq!(lane(PipelineCall::Read, &inside), Lane::Pipeline);
         // It will be refused, or tell of a gap.
         assert!(!small(&[(100, 0)]));
         let offset = |text: &str| read(&[(0, 1)]).replace(&format!("{:016}_{:016}", 7, 0), text);

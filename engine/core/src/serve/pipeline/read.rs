@@ -8,11 +8,15 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ErrorCode;
-use crate::limits::{READ_MAX_BYTES, READ_MAX_BYTES_DEFAULT, READ_RANGES_MAX};
+use crate::limits::{
+    READ_LOOKED_THROUGH_MAX, READ_MAX_BYTES, READ_MAX_BYTES_DEFAULT, READ_RANGES_MAX,
+    SMALL_READ_BYTES,
+};
 use crate::model::{Gate, Offset, StreamId, is_reserved};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::arrow::{Column, Encoder};
 use crate::serve::pipeline::lists::Bounded;
+use crate::serve::pipeline::small::is_small_read;
 use crate::serve::pipeline::tails::ToldGap;
 use crate::serve::pipeline::waits::Asker;
 use crate::serve::pipeline::walk::{Next, Walk};
@@ -71,6 +75,8 @@ pub struct Read {
     columns: Vec<Column>,
     pub key_path: Option<KeyPath>,
     pub max_bytes: usize,
+    /// Bytes of appends that one window looks through for its records, about.
+    pub looked_through_max: u64,
 }
 
 impl Read {
@@ -100,6 +106,11 @@ impl Read {
             columns,
             key_path,
             max_bytes: max_bytes as usize,
+            looked_through_max: if is_small_read(body) {
+                SMALL_READ_BYTES
+            } else {
+                READ_LOOKED_THROUGH_MAX
+            },
         })
     }
 }

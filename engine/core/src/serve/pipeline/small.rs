@@ -28,6 +28,7 @@ pub fn is_small_question(body: &[u8]) -> bool {
 }
 
 /// Whether there is little between the places of a read: `max_bytes` bounds what it answers, not what it looks through.
+/// How much lies in an append whose middle is meant cannot be told: `Read` has a bound for that.
 pub fn is_small_read(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Asked<'a> {
@@ -45,13 +46,17 @@ pub fn is_small_read(body: &[u8]) -> bool {
     struct Place<'a> {
         #[serde(borrow)]
         offset: Cow<'a, str>,
+        number: u64,
     }
     let position = |place: &Place<'_>| Some(Offset::parse(place.offset.as_bytes())?.position);
+    let between = |range: &Range<'_>| {
+        let bytes = position(&range.to)?.checked_sub(position(&range.from)?)?;
+        let inside_one = bytes == 0 && range.from.number != range.to.number;
+        (!inside_one).then_some(bytes)
+    };
     small_object(body).is_some_and(|asked: Asked<'_>| {
         let mut ranges = asked.ranges.iter();
-        let bytes = ranges.try_fold(0u64, |sum, range| {
-            sum.checked_add(position(&range.to)?.checked_sub(position(&range.from)?)?)
-        });
+        let bytes = ranges.try_fold(0u64, |sum, range| sum.checked_add(between(range)?));
         bytes.is_some_and(|bytes| bytes <= SMALL_READ_BYTES)
     })
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::ErrorCode;
-use crate::limits::{READ_GAPS_MAX, READ_LOOKED_THROUGH_MAX};
+use crate::limits::READ_GAPS_MAX;
 use crate::model::{IndexEntry, Media, Offset, StreamId};
 use crate::refusal::Refusal;
 use crate::serve::pipeline::arrow::Encoder;
@@ -146,7 +146,7 @@ impl<'a> Walk<'a> {
     }
 
     fn has_looked_enough(&self) -> bool {
-        self.looked_through >= READ_LOOKED_THROUGH_MAX
+        self.looked_through >= self.read.looked_through_max
     }
 
     /// Whether somebody still waits for the window, and may.
