@@ -365,3 +365,24 @@ def test_concurrent_repetitions_are_one(staging: Staging) -> None:
         thread.join(30)
     assert sorted(answer["duplicate"] for answer in answers) == [False] + [True] * 7
     assert staging.api.read_all("a") == b"".join(row(n) for n in range(LARGE))
+
+
+def test_a_window_of_many_small_stages_is_read_without_going_round(staging: Staging) -> None:
+    """Each stage is a file. All that a reactor's look needs must be open together, and some can be at all."""
+    api = staging.api
+    names, stages = ["a", "b", "c", "d", "e", "f"], 300
+    for name in names:
+        assert api.put(name, b"", "text/plain").status == 201
+    value = b"%04d" + b"v" * 176
+    described = [
+        staging.stage(f"s{number}", rows_body([(name, value % number) for name in names]))
+        for number in range(stages)
+    ]
+    staging.commit("p", 1, described)
+    wanted = b"".join(value % number for number in range(stages))
+    fork = {"Stream-Forked-From": "/v1/stream/a"}
+    assert api.put("fork", b"", None, fork).status == 201
+    before = api.metric("millstream_cold_loads_total")
+    for name in ("a", "fork", "b"):
+        assert api.read_all(name) == wanted
+    assert api.metric("millstream_cold_loads_total") - before <= 4 * stages

@@ -76,6 +76,9 @@ pub const SUSPECTS_MAX: usize = 65_536;
 pub const FORK_EPOCHS_MAX: usize = 32;
 /// Inherited pieces of a fork, each of another ancestor, that one request reads: its window ends behind them.
 pub const FORK_PIECES_MAX: usize = 64;
+/// Staged packs that one window reads from: it ends behind them. A reactor's look needs all their files open together, as
+/// those of others do.
+pub const STAGED_PIECES_MAX: usize = 16;
 /// Streams of a chain that a request purges itself; the rest of the chain is left to maintenance.
 pub const PURGES_PER_REQUEST_MAX: usize = 16;
 /// Threads that wait for the disk in place of reactors, and things they are asked for at once; more requests are refused.

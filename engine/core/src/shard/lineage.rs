@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::limits::FORK_PIECES_MAX;
+use crate::limits::{FORK_PIECES_MAX, STAGED_PIECES_MAX};
 use crate::model::StreamId;
 use crate::shard::engine::Engine;
 use crate::stream::handle::Stream;
@@ -70,15 +70,20 @@ impl Engine {
         self.climb(stream, |mark| mark.time_ms < time_ms)
     }
 
-    /// Where one request has passed as many inherited pieces as it may, if that is before `end`; else `end`.
+    /// Where one request has passed as many inherited or staged pieces as it may, if that is before `end`; else `end`.
     pub fn pieces_end(&self, stream: &Arc<Stream>, position: u64, end: u64) -> io::Result<u64> {
         let own = stream.lock().start;
+        let mut staged = STAGED_PIECES_MAX;
         let mut at = position;
         for _ in 0..FORK_PIECES_MAX {
             if at >= own.min(end) {
-                return Ok(end);
+                return Ok(stream.lock().staged_end(at, end, &mut staged));
             }
-            at = self.owner_of(stream, at)?.1;
+            let (owner, limit) = self.owner_of(stream, at)?;
+            at = owner.lock().staged_end(at, limit.min(end), &mut staged);
+            if staged == 0 {
+                break;
+            }
         }
         Ok(at.min(end))
     }

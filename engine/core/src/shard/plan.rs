@@ -14,6 +14,7 @@ use parking_lot::MutexGuard;
 
 use crate::error::ErrorCode;
 use crate::io::sabotage::{self, Sabotage};
+use crate::limits::STAGED_PIECES_MAX;
 use crate::model::{Class, Offset};
 use crate::refusal::Refusal;
 use crate::shard::engine::Engine;
@@ -223,8 +224,8 @@ impl Reading<'_> {
     }
 
     /// Where a window that begins at `position` ends: at most `window` bytes on, on a record boundary, before
-    /// the next possible loss, before the next damaged range and behind a bounded number of inherited pieces; a single larger append
-    /// still goes out whole.
+    /// the next possible loss, before the next damaged range and behind a bounded number of inherited and staged
+    /// pieces; a single larger append still goes out whole.
     pub(super) fn window_end(
         &mut self,
         position: u64,
@@ -233,13 +234,16 @@ impl Reading<'_> {
     ) -> Result<u64, Refusal> {
         let end = tail.min(offsets::loss_after(&self.state, position));
         let limit = position.saturating_add(window);
-        let mut sound = end.min(limit);
-        if !self.state.is_sound_from(position) {
-            sound = self.ask(|engine, stream| {
-                let near = engine.pieces_end(stream, position, sound)?;
+        let near = end.min(limit);
+        let sound = if self.state.is_sound_from(position) {
+            let mut staged = STAGED_PIECES_MAX;
+            self.state.staged_end(position, near, &mut staged)
+        } else {
+            self.ask(|engine, stream| {
+                let near = engine.pieces_end(stream, position, near)?;
                 engine.damage_start(stream, position, near)
-            })?;
-        }
+            })?
+        };
         if sound < limit || end <= limit {
             return Ok(sound.max(position));
         }

@@ -187,7 +187,14 @@ impl Hot {
 
     /// The parts that lie in files, in order.
     pub fn file_parts(&self) -> impl Iterator<Item = FilePart> {
-        self.parts.iter().filter_map(|part| match part.bytes {
+        self.file_parts_from(self.start)
+    }
+
+    /// The same from the one that holds `position` on.
+    pub fn file_parts_from(&self, position: u64) -> impl Iterator<Item = FilePart> {
+        let behind = self.parts.partition_point(|part| part.start <= position);
+        let parts = &self.parts[behind.saturating_sub(1)..];
+        parts.iter().filter_map(|part| match part.bytes {
             PartBytes::File(section) => Some(FilePart {
                 start: part.start,
                 section,

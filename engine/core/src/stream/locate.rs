@@ -95,8 +95,28 @@ impl StreamState {
 
     /// Where the next part behind `position` that lies in a staged pack begins.
     pub fn next_staged(&self, position: u64) -> Option<u64> {
-        let starts = self.held().flat_map(Hot::file_parts).map(|part| part.start);
-        starts.filter(|start| *start > position).min()
+        self.staged_from(position)
+            .map(|part| part.start)
+            .find(|start| *start > position)
+    }
+
+    /// Where the last of as many staged parts ends as are left to a window, if that is before `end`; else `end`.
+    pub fn staged_end(&self, position: u64, end: u64, left: &mut usize) -> u64 {
+        let parts = self.staged_from(position);
+        for part in parts.take_while(|part| part.start < end) {
+            *left -= 1;
+            if *left == 0 {
+                return part.end().min(end);
+            }
+        }
+        end
+    }
+
+    /// What lies in staged packs from `position` on, in order.
+    fn staged_from(&self, position: u64) -> impl Iterator<Item = FilePart> {
+        let held = self.flushing.as_deref().into_iter().chain([&self.hot]);
+        held.flat_map(move |hot| hot.file_parts_from(position))
+            .filter(move |part| part.end() > position)
     }
 
     /// The newest entry in memory that ends at or before `limit`.
