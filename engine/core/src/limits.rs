@@ -60,6 +60,8 @@ pub const COMMIT_STAGES_MAX: usize = 20_000;
 pub const COMMITTERS_PER_STREAM_MAX: usize = 4_096;
 /// Ids of committed stages remembered, so that their removal is refused.
 pub const COMMITTED_STAGES_MAX: usize = 200_000;
+/// Streams remembered of each of them: all streams of a commit know its producer, so that a part tells a repetition.
+pub const COMMITTED_STREAMS_MAX: usize = 32;
 /// Streams written per catalog transaction of a checkpoint.
 pub const CHECKPOINT_CHUNK_STREAMS: usize = 20_000;
 /// Hot bytes may grow to this multiple of `checkpoint_bytes` before appends wait.
@@ -218,6 +220,7 @@ const _: () = assert!(EPOCH_CLOCK_MAX_MS < EPOCHS_PER_DIRECTORY);
 const _: () = assert!((OFFSET_PART_MAX + 1).is_multiple_of(EPOCHS_PER_DIRECTORY));
 const _: () = assert!(WAL_RESERVE_BYTES < WAL_FIRST_FILE_BYTES);
 const _: () = assert!(HEAD_MAX_BYTES < RECEIVE_BYTES);
+const _: () = assert!(COMMIT_STAGES_MAX <= STAGE_STREAMS_MAX);
 const _: () = assert!(PATH_MAX_BYTES < HEAD_MAX_BYTES);
 const _: () = assert!(TIGHT_OUTPUT_BYTES + TIGHT_RECEIVE_BYTES <= CONNECTION_FREE_BYTES);
 const _: () = assert!(SSE_WINDOW_BYTES <= SSE_PIECE_BYTES);

@@ -64,6 +64,8 @@ pub struct Checkpoint<'a> {
     pub leave_packs: &'a HashSet<u32>,
     /// Waits until a sequence is synced; `false` = it will not be.
     pub wait_synced: &'a dyn Fn(u64) -> bool,
+    /// Called again and again: what cannot wait until a long checkpoint ends.
+    pub meanwhile: &'a dyn Fn(),
 }
 
 /// A stream as the checkpoint took it.
@@ -171,10 +173,7 @@ impl Checkpoint<'_> {
         if !(self.wait_synced)(must_be_synced) {
             return Err(CheckpointError::LogFailed);
         }
-        let mut writer = self
-            .cold
-            .begin_checkpoint()
-            .map_err(CheckpointError::Disk)?;
+        let mut writer = self.cold.begin_checkpoint(self.meanwhile);
         let mut changes = Vec::with_capacity(taken.len());
         let mut pack_live = Vec::new();
         for entry in taken.iter_mut() {

@@ -300,9 +300,9 @@ impl ColdStore {
         Ok(entries)
     }
 
-    /// Starts a checkpoint. One at a time: two would write to the same segments.
-    pub fn begin_checkpoint(&self) -> io::Result<CheckpointWriter<'_>> {
-        Ok(CheckpointWriter::new(self))
+    /// Starts a checkpoint. One at a time: two would write to the same segments. `meanwhile` is called again and again.
+    pub fn begin_checkpoint<'a>(&'a self, meanwhile: &'a dyn Fn()) -> CheckpointWriter<'a> {
+        CheckpointWriter::new(self, meanwhile)
     }
 
     /// Unlinks the segment files of a removed stream (packs: see [`pack_release`]). The catalog must have

@@ -127,7 +127,7 @@ pub(super) fn checkpoint<'m>(
     store: &ColdStore,
     streams: impl IntoIterator<Item = &'m mut Model>,
 ) -> CheckpointSummary {
-    let mut writer = store.begin_checkpoint().unwrap();
+    let mut writer = store.begin_checkpoint(&|| {});
     for stream in streams {
         stream.add_to(&mut writer).unwrap();
     }
@@ -233,7 +233,7 @@ fn a_stream_may_be_added_twice_in_one_checkpoint() {
     let store = ColdStore::new(CrashDisk::new(), 16).unwrap();
     for lens in [[SMALL, SMALL, BIG], [SMALL, BIG, SMALL], [BIG, BIG, BIG]] {
         let mut stream = Model::new(lens.iter().sum::<usize>() as u64);
-        let mut writer = store.begin_checkpoint().unwrap();
+        let mut writer = store.begin_checkpoint(&|| {});
         for len in lens {
             stream.append(len, 1, 1);
             stream.add_to(&mut writer).unwrap();
@@ -284,7 +284,7 @@ fn rewriting_empties_old_packs() {
             *live.entry(number).or_insert(0) += change;
         }
     }
-    let mut writer = store.begin_checkpoint().unwrap();
+    let mut writer = store.begin_checkpoint(&|| {});
     for stream in &mut streams {
         writer
             .rewrite(stream.id, &mut stream.extents, &HashSet::new())

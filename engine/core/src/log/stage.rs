@@ -298,8 +298,8 @@ pub fn read(disk: &dyn Disk, number: u32) -> io::Result<Option<StageRecord>> {
 }
 
 /// Makes a pack no stage any more: a checkpoint is about to name its sections, or to leave them behind, and its name may
-/// outlive that. What a replay needs stays. The caller syncs.
-pub fn spend(file: &dyn DiskFile, number: u32) -> io::Result<()> {
+/// outlive that. What a replay needs stays. The caller syncs. `false`: it is none as long as it is as it is.
+pub fn spend(file: &dyn DiskFile, number: u32) -> io::Result<bool> {
     let mut position = FILE_HEADER_BYTES as u64;
     let mut record_at = None;
     let walked = pack::walk(file, number, &mut |section| {
@@ -309,10 +309,10 @@ pub fn spend(file: &dyn DiskFile, number: u32) -> io::Result<()> {
         position += pack::section_bytes(section.len, section.index_count);
     });
     match (walked, record_at) {
-        (Ok(()), Some(at)) => write_all_at(file, &[0; MAGIC.len()], at),
-        (Ok(()), None) => Ok(()),
+        (Ok(()), Some(at)) => write_all_at(file, &[0; MAGIC.len()], at).map(|()| true),
+        (Ok(()), None) => Ok(true),
         // A checkpoint that died has left half a header: no stage either, until another fills it in and comes here.
-        (Err(error), _) if is_garbled(&error) => Ok(()),
+        (Err(error), _) if is_garbled(&error) => Ok(false),
         (Err(error), _) => Err(error),
     }
 }

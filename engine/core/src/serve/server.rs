@@ -147,14 +147,12 @@ impl Server {
             .map_err(|error| EngineError::io("listen", error))
     }
 
-    /// What a stop waits for, and numbers that change while it gets on: streams left for a checkpoint, commits.
+    /// What a stop waits for, and numbers that change while it gets on: streams left for a checkpoint; commits, and pieces
+    /// of a checkpoint.
     pub fn stop_progress(&self) -> (&'static str, usize, u64) {
-        let commits = self.engine.metrics.batches.get();
-        (
-            *self.awaited.lock(),
-            self.engine.directory.dirty_count(),
-            commits,
-        )
+        let engine = &self.engine;
+        let done = engine.metrics.batches.get() + engine.maintenance.pieces_done();
+        (*self.awaited.lock(), engine.directory.dirty_count(), done)
     }
 
     /// Drains, syncs, writes the clean mark, releases the directory. Clients, and reads for them, are waited for until

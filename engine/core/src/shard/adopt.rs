@@ -73,8 +73,8 @@ pub struct CommittedStream {
 struct Hand<'e> {
     stages: &'e Stages,
     records: Vec<Arc<StageRecord>>,
-    /// Streams of those that a commit has taken before.
-    earlier: Vec<StreamId>,
+    /// Streams of each of those that a commit has taken before.
+    earlier: Vec<Arc<[StreamId]>>,
     /// Why the commit cannot be applied, if it turns out not to be a repetition.
     wrong: Option<Refusal>,
 }
@@ -157,7 +157,7 @@ impl Engine {
                     (!same).then_some(ErrorCode::StageMismatch)
                 }
                 Found::Committed(streams) => {
-                    hand.earlier.extend_from_slice(&streams);
+                    hand.earlier.push(streams);
                     Some(ErrorCode::StageGone)
                 }
                 Found::None | Found::Busy => Some(ErrorCode::StageGone),
@@ -170,7 +170,8 @@ impl Engine {
         Ok(hand)
     }
 
-    /// Every stream that says something about this commit, once each, in the order of their ids.
+    /// Every stream that says something about this commit, once each, in the order of their ids: of stages that were
+    /// taken before as many as one commit may have, some of each.
     fn concerned(
         &self,
         request: &CommitRequest<'_>,
@@ -179,7 +180,9 @@ impl Engine {
         let mut streams: BTreeMap<StreamId, Arc<Stream>> = BTreeMap::new();
         let staged = hand.records.iter().flat_map(|record| &record.streams);
         let ids = staged.map(|staged| staged.stream);
-        for id in ids.chain(hand.earlier.iter().copied()) {
+        let each = STAGE_STREAMS_MAX / hand.earlier.len().max(1);
+        let earlier = hand.earlier.iter().flat_map(|ids| ids.iter().take(each));
+        for id in ids.chain(earlier.copied()) {
             if !streams.contains_key(&id)
                 && let Some(stream) = self.directory.get_by_id(id)?
             {

@@ -303,6 +303,46 @@ fn a_repetition_is_told_by_any_stream_also_after_a_restart() {
 }
 
 #[test]
+fn a_repetition_is_told_by_a_part_of_the_streams_as_by_all() {
+    let directory = TestDirectory::new();
+    let mut model = Model::default();
+    with_engine(&directory, |engine| {
+        let paths: Vec<String> = (0..1000).map(|number| format!("s{number}")).collect();
+        for path in &paths {
+            model.create(engine, path, "text/plain", Class::Memory);
+        }
+        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+        let staged: Vec<_> = (0..3)
+            .map(|number| stage(engine, &format!("stage-{number}"), &rows(&paths, 1, 10)))
+            .collect();
+        let staged: Vec<_> = staged.iter().collect();
+        commit(engine, "p", 7, &staged).expect("committed");
+        for staged in &staged {
+            match engine.stages.find(&staged.head.id) {
+                Found::Committed(streams) => assert!(streams.len() <= 32, "{}", streams.len()),
+                _ => panic!("it was committed"),
+            }
+        }
+        for path in &paths[..900] {
+            assert!(engine.local_delete(path).expect("deleted"));
+        }
+        assert!(commit(engine, "p", 7, &staged).expect("told").duplicate);
+        assert!(
+            commit(engine, "p", 7, &staged[2..])
+                .expect("told")
+                .duplicate
+        );
+        let code = |epoch, producer| {
+            let refused = commit(engine, producer, epoch, &staged).err();
+            refused.expect("refused").code
+        };
+        assert_eq!(code(6, "p"), ErrorCode::ProducerFenced);
+        assert_eq!(code(8, "p"), ErrorCode::StageGone);
+        assert_eq!(code(7, "q"), ErrorCode::StageGone);
+    });
+}
+
+#[test]
 fn all_streams_or_none() {
     let directory = TestDirectory::new();
     let mut model = Model::default();

@@ -2,6 +2,7 @@
 //! One thread, woken by need or by the clock; nothing here is on the way of a request.
 
 use crate::report;
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::shard::engine::Engine;
 use crate::stream::snapshot;
 use crate::stream::state::Life;
 
+/// The pause between two looks at what is needed, within a checkpoint too.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const WAIT_SYNCED: Duration = Duration::from_secs(60);
 /// How long after a checkpoint that failed the next one is tried: longer each time, up to the second bound.
 const RETRY_US: u64 = 500_000;
@@ -39,6 +42,8 @@ pub struct Maintenance {
     checkpoint_wanted: AtomicBool,
     /// Packs that the next checkpoint empties.
     leave_packs: Mutex<HashSet<u32>>,
+    /// Pieces of work that checkpoints have done.
+    pieces: AtomicU64,
     /// The log is free up to here, unless a pin holds it.
     checkpointed: AtomicU64,
     /// Held from taking a log file's generation to handing it over: files are filled in the order of their generations.
@@ -71,6 +76,11 @@ impl Maintenance {
         if !spilled.is_empty() {
             self.wishes.lock().spilled.extend_from_slice(spilled);
         }
+    }
+
+    /// A number that grows while a checkpoint gets on.
+    pub fn pieces_done(&self) -> u64 {
+        self.pieces.load(Ordering::Relaxed)
     }
 
     pub fn stop(&self) {
@@ -173,7 +183,7 @@ impl Engine {
         self.prepare_spares();
         self.sweep_orphans();
         loop {
-            if !self.maintenance.wait(Duration::from_millis(20)) {
+            if !self.maintenance.wait(LOOK_AGAIN) {
                 return;
             }
             let now_ms = self.now_ms();
@@ -280,6 +290,7 @@ impl Engine {
         let staged = self.shard.staged();
         let used_up = self.used_up_stages(staged).map_err(CheckpointError::Disk)?;
         let leave_packs = std::mem::take(&mut *self.maintenance.leave_packs.lock());
+        let looked_us = Cell::new(before_us);
         Checkpoint {
             directory: &self.directory,
             cold: &self.cold,
@@ -296,6 +307,16 @@ impl Engine {
             wait_synced: &|sequence| {
                 self.watch_space();
                 self.shard.wait_synced(sequence, WAIT_SYNCED)
+            },
+            // Others append meanwhile, and need the next log file.
+            meanwhile: &|| {
+                self.maintenance.pieces.fetch_add(1, Ordering::Relaxed);
+                let now_us = self.doors.clock.monotonic_us();
+                let pause_us = now_us.saturating_sub(looked_us.get());
+                if u128::from(pause_us) >= LOOK_AGAIN.as_micros() {
+                    looked_us.set(now_us);
+                    self.prepare_spares();
+                }
             },
         }
         .run()?;
@@ -504,3 +525,7 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "large_checkpoint_tests.rs"]
+mod tests;

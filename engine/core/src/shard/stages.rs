@@ -7,6 +7,7 @@
 //! - `I-STAGES-1` A stage is taken by one commit at a time, and neither removed nor expired meanwhile.
 //! - `I-STAGES-2` The file of a stage whose bytes were copied into the log goes only when that is synced.
 //! - `I-STAGES-3` Waiting bytes, those being written included, stay within `stage_bytes_max`.
+//! - `I-STAGES-4` What is remembered of a committed stage is bounded, however many streams it had.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::codec::adopt::UsedUp;
-use crate::limits::COMMITTED_STAGES_MAX;
+use crate::limits::{COMMITTED_STAGES_MAX, COMMITTED_STREAMS_MAX};
 use crate::log::stage::StageRecord;
 use crate::model::StreamId;
 
@@ -41,7 +42,7 @@ enum Known {
     /// Somebody is writing its file, or a commit has it in hand.
     Busy,
     Waiting(Arc<StageRecord>),
-    /// Which streams it went to.
+    /// Some of the streams that it went to.
     Committed(Arc<[StreamId]>),
 }
 
@@ -136,7 +137,10 @@ impl Stages {
         let mut state = self.state.lock();
         for record in records {
             state.remove(record);
-            let streams = record.streams.iter().map(|stream| stream.stream).collect();
+            // From everywhere: those that are side by side may be deleted together.
+            let each = record.streams.len().div_ceil(COMMITTED_STREAMS_MAX);
+            let streams = record.streams.iter().step_by(each.max(1));
+            let streams = streams.map(|stream| stream.stream).collect();
             let id = record.head.id.clone();
             state.known.insert(id.clone(), Known::Committed(streams));
             state.committed.push_back((until_ms, id));

@@ -165,6 +165,7 @@ fn finish(
         leave_packs: &rebuilt.leave_packs,
         // What was in the log is copied aside and synced; nothing waits for it any more.
         wait_synced: &|_| true,
+        meanwhile: &|| {},
     };
     checkpoint
         .run()

@@ -3,9 +3,10 @@
 //! Part of the writer. The bytes are there and synced since they were staged; the room for header and index was written
 //! with them, so that a full disk does not matter here.
 //!
-//! Invariants: written is only what no catalog names yet, and doing it again gives the same; a file is no stage any more
-//! when it is synced, and synced before it is closed.
+//! Invariants: written is only what no catalog names yet, and doing it again gives the same; a pack is opened for its mark
+//! once, when everything is placed; a file is synced before it is closed; a bounded number is open.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -22,14 +23,27 @@ const PIECE_ENTRIES: usize = 32 * 1024;
 
 pub struct AdoptedFiles<'a> {
     store: &'a ColdStore,
-    /// Files with unsynced bytes.
-    dirty: Vec<(u32, Arc<dyn DiskFile>)>,
+    /// Called before each file that is written or synced.
+    meanwhile: &'a dyn Fn(),
+    /// Packs that must be no stages any more at the end.
+    unspent: BTreeSet<u32>,
+    dirty: Vec<Dirty>,
+}
+
+/// A file with unsynced bytes.
+struct Dirty {
+    pack: u32,
+    file: Arc<dyn DiskFile>,
+    /// Its mark was taken away.
+    spent: bool,
 }
 
 impl<'a> AdoptedFiles<'a> {
-    pub fn new(store: &'a ColdStore) -> AdoptedFiles<'a> {
+    pub fn new(store: &'a ColdStore, meanwhile: &'a dyn Fn()) -> AdoptedFiles<'a> {
         AdoptedFiles {
             store,
+            meanwhile,
+            unspent: BTreeSet::new(),
             dirty: Vec::new(),
         }
     }
@@ -43,7 +57,8 @@ impl<'a> AdoptedFiles<'a> {
         index: &[IndexEntry],
     ) -> io::Result<()> {
         let key = key_of(section.pack);
-        let file = self.open(section.pack)?;
+        self.spend(section.pack);
+        let file = Arc::clone(&self.open(section.pack)?.file);
         let mut bytes = Vec::with_capacity(PIECE_ENTRIES.min(index.len()) * INDEX_ENTRY_BYTES);
         Section {
             stream,
@@ -64,37 +79,58 @@ impl<'a> AdoptedFiles<'a> {
         Ok(())
     }
 
-    /// Makes a pack no stage any more, though nothing of it is placed here. One that is not there is none already.
-    pub fn spend(&mut self, pack: u32) -> io::Result<()> {
-        match self.open(pack) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other.map(drop),
+    /// A pack of which something is placed, copied or given up: it is made no stage any more in the end.
+    pub fn spend(&mut self, pack: u32) {
+        if !self.store.is_spent(pack) {
+            self.unspent.insert(pack);
         }
     }
 
-    fn open(&mut self, pack: u32) -> io::Result<Arc<dyn DiskFile>> {
-        if let Some((_, file)) = self.dirty.iter().find(|(number, _)| *number == pack) {
-            return Ok(Arc::clone(file));
-        }
-        if self.dirty.len() + 1 > self.store.write_files_max {
-            self.sync_all()?;
-        }
-        let opened = self
-            .store
-            .disk
-            .open(&pack::path(pack), OpenMode::ReadWrite)
-            .map_err(|error| key_of(pack).explain(error))?;
-        self.dirty.push((pack, Arc::clone(&opened)));
-        Ok(opened)
+    fn open(&mut self, pack: u32) -> io::Result<&mut Dirty> {
+        let found = self.dirty.iter().position(|dirty| dirty.pack == pack);
+        let at = match found {
+            Some(at) => at,
+            None => {
+                if self.dirty.len() + 1 > self.store.write_files_max {
+                    self.sync_dirty()?;
+                }
+                let opened = self.store.disk.open(&pack::path(pack), OpenMode::ReadWrite);
+                self.dirty.push(Dirty {
+                    pack,
+                    file: opened.map_err(|error| key_of(pack).explain(error))?,
+                    spent: false,
+                });
+                self.dirty.len() - 1
+            }
+        };
+        Ok(&mut self.dirty[at])
     }
 
-    pub fn sync_all(&mut self) -> io::Result<()> {
-        for (pack, file) in self.dirty.drain(..) {
-            stage::spend(&*file, pack)
-                .and_then(|()| file.sync())
-                .map_err(|error| key_of(pack).explain(error))?;
+    fn sync_dirty(&mut self) -> io::Result<()> {
+        for Dirty { pack, file, spent } in self.dirty.drain(..) {
+            (self.meanwhile)();
+            file.sync().map_err(|error| key_of(pack).explain(error))?;
+            if spent {
+                self.store.note_spent(pack);
+            }
         }
         Ok(())
+    }
+
+    /// Takes the marks away, and syncs. A pack that is not there is no stage already.
+    pub fn sync_all(&mut self) -> io::Result<()> {
+        for pack in std::mem::take(&mut self.unspent) {
+            (self.meanwhile)();
+            match self.open(pack) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                opened => {
+                    let dirty = opened?;
+                    dirty.spent = stage::spend(&*dirty.file, pack)
+                        .map_err(|error| key_of(pack).explain(error))?;
+                }
+            }
+        }
+        self.sync_dirty()
     }
 }
 

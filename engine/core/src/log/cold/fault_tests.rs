@@ -21,7 +21,7 @@ fn leftovers_of_a_dead_checkpoint_are_overwritten() {
         for _ in 0..3 {
             dead.append(BIG * 2, 9, 9);
         }
-        let mut writer = store.begin_checkpoint().unwrap();
+        let mut writer = store.begin_checkpoint(&|| {});
         dead.add_to(&mut writer).unwrap();
         let mut tiny = Model::new(5);
         tiny.append(SMALL, 1, 1);
@@ -84,7 +84,7 @@ fn damaged_packs_stay_where_they_are_and_the_stream_goes_on() {
         BIG
     );
     assert!(tail == streams[0].bytes[SMALL..]);
-    let mut writer = store.begin_checkpoint().unwrap();
+    let mut writer = store.begin_checkpoint(&|| {});
     let before = streams[0].extents.clone();
     writer
         .rewrite(StreamId(1), &mut streams[0].extents, &HashSet::new())
@@ -165,7 +165,7 @@ fn mistakes_of_the_caller_are_refused_and_void_the_checkpoint() {
         (100, b"a", vec![entry(102)]),
         (100, b"ab", vec![entry(102), entry(102)]),
     ] {
-        let mut writer = store.begin_checkpoint().unwrap();
+        let mut writer = store.begin_checkpoint(&|| {});
         let mut extents = stream.extents.clone();
         let refused = writer
             .add(stream.id, &mut extents, start, 1, bytes, &index)
@@ -244,7 +244,7 @@ fn a_checkpoint_may_die_at_any_operation() {
             .map(|stream| (stream.extents.clone(), stream.stored))
             .collect();
         disk.fail_from(disk.operations() + step);
-        let mut writer = store.begin_checkpoint().unwrap();
+        let mut writer = store.begin_checkpoint(&|| {});
         let added = streams
             .iter_mut()
             .try_for_each(|stream| stream.add_to(&mut writer));

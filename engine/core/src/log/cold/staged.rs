@@ -28,10 +28,18 @@ const INDEX_MAX_BYTES: u64 = 4 << 30;
 #[derive(Default)]
 pub(super) struct Kept {
     waiting: HashSet<u32>,
-    /// Sections taken over and not placed yet, by pack.
-    adopted: HashMap<u32, u64>,
+    adopted: HashMap<u32, AdoptedPack>,
     /// Placed or gone since the last whole checkpoint.
     leaving: Vec<u32>,
+}
+
+/// A pack that was taken over.
+#[derive(Default)]
+struct AdoptedPack {
+    /// How many sections are not placed yet.
+    sections: u64,
+    /// It is no stage any more, for good.
+    spent: bool,
 }
 
 impl Kept {
@@ -114,7 +122,7 @@ impl ColdStore {
         let mut kept = self.kept.lock();
         for section in sections {
             kept.waiting.remove(&section.pack);
-            *kept.adopted.entry(section.pack).or_default() += 1;
+            kept.adopted.entry(section.pack).or_default().sections += 1;
         }
     }
 
@@ -128,9 +136,9 @@ impl ColdStore {
     pub fn settle_adopted(&self) {
         let mut kept = self.kept.lock();
         for pack in std::mem::take(&mut kept.leaving) {
-            if let Some(count) = kept.adopted.get_mut(&pack) {
-                *count -= 1;
-                if *count == 0 {
+            if let Some(adopted) = kept.adopted.get_mut(&pack) {
+                adopted.sections -= 1;
+                if adopted.sections == 0 {
                     kept.adopted.remove(&pack);
                 }
             }
@@ -139,7 +147,20 @@ impl ColdStore {
 
     /// How many sections were taken over and are not placed yet.
     pub fn adopted_sections(&self) -> u64 {
-        self.kept.lock().adopted.values().sum()
+        let kept = self.kept.lock();
+        kept.adopted.values().map(|pack| pack.sections).sum()
+    }
+
+    /// The mark of a pack that was taken over is gone, and that is synced.
+    pub(super) fn note_spent(&self, pack: u32) {
+        if let Some(adopted) = self.kept.lock().adopted.get_mut(&pack) {
+            adopted.spent = true;
+        }
+    }
+
+    pub(super) fn is_spent(&self, pack: u32) -> bool {
+        let kept = self.kept.lock();
+        kept.adopted.get(&pack).is_some_and(|pack| pack.spent)
     }
 
     /// Packs that frames of the log have taken over, sorted.

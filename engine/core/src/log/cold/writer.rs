@@ -66,6 +66,8 @@ pub struct CheckpointWriter<'a> {
     pub(super) pack: Option<PackWriter>,
     segments: SegmentFiles<'a>,
     adopted: AdoptedFiles<'a>,
+    /// Called between two pieces of work.
+    meanwhile: &'a dyn Fn(),
     pack_live: BTreeMap<u32, i64>,
     pub(super) damaged: BTreeSet<StreamId>,
     summary: CheckpointSummary,
@@ -73,12 +75,13 @@ pub struct CheckpointWriter<'a> {
 }
 
 impl<'a> CheckpointWriter<'a> {
-    pub(super) fn new(store: &'a ColdStore) -> CheckpointWriter<'a> {
+    pub(super) fn new(store: &'a ColdStore, meanwhile: &'a dyn Fn()) -> CheckpointWriter<'a> {
         CheckpointWriter {
             store,
             pack: None,
             segments: SegmentFiles::new(store),
-            adopted: AdoptedFiles::new(store),
+            adopted: AdoptedFiles::new(store, meanwhile),
+            meanwhile,
             pack_live: BTreeMap::new(),
             damaged: BTreeSet::new(),
             summary: CheckpointSummary::default(),
@@ -128,7 +131,10 @@ impl<'a> CheckpointWriter<'a> {
 
     /// A staged pack of which this checkpoint has copied or given up sections: it must not be a stage again.
     pub fn spend(&mut self, pack: u32) -> io::Result<()> {
-        self.guard(|writer| writer.adopted.spend(pack))
+        self.guard(|writer| {
+            writer.adopted.spend(pack);
+            Ok(())
+        })
     }
 
     /// Syncs every file written and the directories of new ones. Only after this may the catalog name the extents.
@@ -152,6 +158,7 @@ impl<'a> CheckpointWriter<'a> {
                 "an earlier error has voided this checkpoint",
             ));
         }
+        (self.meanwhile)();
         let result = work(self);
         self.failed = result.is_err();
         result
