@@ -457,10 +457,23 @@ impl ColdStore {
     }
 
     fn read_index(&self, extent: &Extent, first: u32, count: u32) -> io::Result<Vec<IndexEntry>> {
+        let mut entries = Vec::new();
+        self.read_index_into(extent, first, count, &mut Vec::new(), &mut entries)?;
+        Ok(entries)
+    }
+
+    fn read_index_into(
+        &self,
+        extent: &Extent,
+        first: u32,
+        count: u32,
+        bytes: &mut Vec<u8>,
+        entries: &mut Vec<IndexEntry>,
+    ) -> io::Result<()> {
         let key = FileKey::index(extent.file);
-        let read = || {
+        let mut read = || {
             let file = self.files.get(key)?;
-            index::read_entries(&*file, extent.index_position, first, count)
+            index::read_entries_into(&*file, extent.index_position, first, count, bytes, entries)
                 .map_err(|error| key.explain(error))
         };
         read().map_err(|error| Trouble::index(extent, &error))

@@ -83,9 +83,32 @@ pub fn read_entries(
     first: u32,
     count: u32,
 ) -> io::Result<Vec<IndexEntry>> {
-    let mut bytes = vec![0u8; count as usize * INDEX_ENTRY_BYTES];
-    read_exact_at(file, &mut bytes, entry_position(index_position, first)?)?;
-    decode_all(&bytes).map_err(|number| {
+    let mut entries = Vec::new();
+    read_entries_into(
+        file,
+        index_position,
+        first,
+        count,
+        &mut Vec::new(),
+        &mut entries,
+    )?;
+    Ok(entries)
+}
+
+/// The same into `entries`, by way of `bytes`, for who does it again and again.
+pub fn read_entries_into(
+    file: &dyn DiskFile,
+    index_position: u64,
+    first: u32,
+    count: u32,
+    bytes: &mut Vec<u8>,
+    entries: &mut Vec<IndexEntry>,
+) -> io::Result<()> {
+    // What is there already is overwritten: no need to clear it first.
+    bytes.resize(count as usize * INDEX_ENTRY_BYTES, 0);
+    read_exact_at(file, bytes, entry_position(index_position, first)?)?;
+    entries.clear();
+    decode_into(bytes, entries).map_err(|number| {
         damage(format!(
             "index entry {} is damaged",
             u64::from(first) + number as u64
@@ -95,8 +118,13 @@ pub fn read_entries(
 
 /// Decodes entries that lie side by side; `Err` is the number of the first damaged one.
 pub fn decode_all(bytes: &[u8]) -> Result<Vec<IndexEntry>, usize> {
+    let mut entries = Vec::new();
+    decode_into(bytes, &mut entries).map(|()| entries)
+}
+
+fn decode_into(bytes: &[u8], entries: &mut Vec<IndexEntry>) -> Result<(), usize> {
     let (raw, _) = bytes.as_chunks::<INDEX_ENTRY_BYTES>();
-    let mut entries = Vec::with_capacity(raw.len());
+    entries.reserve(raw.len());
     let (threes, rest) = raw.as_chunks::<3>();
     for three in threes {
         let [first, second, third] = three;
@@ -108,7 +136,7 @@ pub fn decode_all(bytes: &[u8]) -> Result<Vec<IndexEntry>, usize> {
     for entry in rest {
         entries.push(decode(entry).ok_or(entries.len())?);
     }
-    Ok(entries)
+    Ok(())
 }
 
 fn entry_position(index_position: u64, entry: u32) -> io::Result<u64> {

@@ -302,7 +302,7 @@ class Shaper:
 def repeated_text(value: str, rows: int) -> pa.Array:
     """`pa.repeat(pa.scalar(value), rows)`, without pandas."""
     text = value.encode()
-    ends = array("i", [len(text) * row for row in range(rows + 1)])
+    ends = array("i", range(0, len(text) * rows + 1, len(text)) if text else [0] * (rows + 1))
     return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(text * rows))
 
 

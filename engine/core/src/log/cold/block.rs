@@ -20,6 +20,8 @@ pub struct Appends {
     pub entries: Vec<IndexEntry>,
     /// The extent that they were read from, and how many entries of its index lie before the next append.
     reached: Option<(Extent, u32)>,
+    /// Entries as they lie in the index.
+    raw: Vec<u8>,
 }
 
 impl ColdStore {
@@ -33,13 +35,8 @@ impl ColdStore {
         wanted: u64,
         appends: &mut Appends,
     ) -> io::Result<Option<Extent>> {
-        let Appends {
-            bytes,
-            entries,
-            reached,
-        } = appends;
-        entries.clear();
-        let reached = reached.take();
+        appends.entries.clear();
+        let reached = appends.reached.take();
         let Some((extent, at)) = locate(extents, position)? else {
             return Ok(None);
         };
@@ -47,9 +44,9 @@ impl ColdStore {
         let mean = (extent.len / u64::from(extent.index_count.max(1))).max(1);
         let guess = u32::try_from(wanted / mean + 8).unwrap_or(ENTRIES_MAX);
         let reached = reached.filter(|(known, _)| known == extent);
-        let (first, block) = self.entries_from(extent, position, guess, reached)?;
-        let mut last = position;
-        for entry in block {
+        let first = self.entries_from(extent, position, guess, reached, appends)?;
+        let (mut last, mut count) = (position, 0);
+        for entry in &appends.entries {
             if entry.end <= last || entry.end > end_of(extent) {
                 let error = index::damage(format!(
                     "index entry ends at {} behind {last} in {:?}",
@@ -61,45 +58,51 @@ impl ColdStore {
                 break;
             }
             last = entry.end;
-            entries.push(entry);
+            count += 1;
         }
-        if entries.is_empty() {
+        appends.entries.truncate(count);
+        if count == 0 {
             return Ok(Some(*extent));
         }
-        appends.reached = Some((*extent, first + entries.len() as u32));
+        appends.reached = Some((*extent, first + count as u32));
         // What is there already is overwritten: no need to clear it first.
-        bytes.resize((last - position) as usize, 0);
-        self.read_piece(extent, at, bytes)
+        appends.bytes.resize((last - position) as usize, 0);
+        self.read_piece(extent, at, &mut appends.bytes)
             .map_err(|error| Trouble::data(extent, position, last, &error))?;
         Ok(Some(*extent))
     }
 
-    /// At most so many entries of an extent's index from the append at `position` on, and the number of the first.
+    /// At most so many entries of an extent's index from the append at `position` on; returns the number of the first.
     fn entries_from(
         &self,
         extent: &Extent,
         position: u64,
         count: u32,
         reached: Option<(Extent, u32)>,
-    ) -> io::Result<(u32, Vec<IndexEntry>)> {
-        let count = count.min(ENTRIES_MAX);
-        let read =
-            |first: u32| self.read_index(extent, first, count.min(extent.index_count - first));
-        if position == extent.start {
-            return Ok((0, read(0)?));
-        }
+        appends: &mut Appends,
+    ) -> io::Result<u32> {
+        let read = |first: u32, appends: &mut Appends| {
+            let count = count.min(ENTRIES_MAX).min(extent.index_count - first);
+            let (raw, entries) = (&mut appends.raw, &mut appends.entries);
+            self.read_index_into(extent, first, count, raw, entries)
+        };
         if let Some((_, first)) = reached
             && (1..=extent.index_count).contains(&first)
         {
             // The entry before says whether it is the place.
-            let mut block = read(first - 1)?;
-            if block.first().is_some_and(|before| before.end == position) {
-                block.remove(0);
-                return Ok((first, block));
+            read(first - 1, appends)?;
+            let before = appends.entries.first();
+            if before.is_some_and(|before| before.end == position) {
+                appends.entries.remove(0);
+                return Ok(first);
             }
         }
-        let first = self.search(extent, &|entry| entry.end <= position)?.0;
-        Ok((first, read(first)?))
+        let first = if position == extent.start {
+            0
+        } else {
+            self.search(extent, &|entry| entry.end <= position)?.0
+        };
+        read(first, appends).map(|()| first)
     }
 }
 

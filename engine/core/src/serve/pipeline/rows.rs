@@ -7,6 +7,7 @@
 use crate::error::ErrorCode;
 use crate::model::{IndexEntry, Offset};
 use crate::refusal::Refusal;
+use crate::serve::pipeline::arrow::BATCH_ROWS_MAX;
 use crate::serve::pipeline::walk::{Course, Next, Stretch, Walk};
 use crate::shard::pull::Block;
 use crate::shard::tails::Place;
@@ -260,6 +261,14 @@ impl Walk<'_> {
         let ahead = usize::try_from(course.end.saturating_sub(course.position));
         let window = self.read.max_bytes.saturating_sub(self.encoder.bytes());
         let most = ahead.unwrap_or(window).min(window);
+        if self.encoder.bytes() == 0 {
+            // Of the first batch the range itself says it: once, and no more than the answer may have.
+            let records = course.to.number.saturating_sub(course.record).max(1);
+            let bytes = course.end.saturating_sub(course.position);
+            let mean = usize::try_from(bytes.div_ceil(records)).unwrap_or(window);
+            let rows = (window / (mean + self.encoder.row_bytes()).max(1)).min(BATCH_ROWS_MAX);
+            return self.encoder.reserve(rows, (rows * mean).min(most));
+        }
         self.encoder
             .reserve(0, most.min(self.encoder.likely_bytes()));
     }
