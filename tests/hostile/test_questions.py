@@ -118,5 +118,6 @@ def test_a_small_read_does_not_wait_for_reads_inside_large_appends(
     # Small by all that these say: they look through one large append, and then it is others' turn.
     up_to = [pipeline.records(name, 0, 2) for name in ("one", "other")] * 12
     window = pipeline.window(up_to, columns=["offset"])
-    assert window.next is not None and window.next[0] == 1
+    assert window.next is not None
+    assert window.next[0] == 1
     assert pipeline.read(up_to, columns=["offset"]).column("offset") == [0, 1] * 24
