@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -129,15 +128,15 @@ def test_many_changes_for_many_subscriptions_leave_the_loop_to_others(engine: En
             machine = manager._machine
             for number in range(SUBSCRIBERS):
                 whole(machine.create(f"s{number}", f"uid{number}", pull(), BASE, {}, 0))
-            longest, done = 0.0, asyncio.Event()
-            began = time.thread_time()
+            most, done = 0, asyncio.Event()
 
             async def tick() -> None:
-                nonlocal longest
+                nonlocal most
+                before = machine.state.links
                 while not done.is_set():
-                    before = time.thread_time()
                     await asyncio.sleep(0)
-                    longest = max(longest, time.thread_time() - before)
+                    most = max(most, machine.state.links - before)
+                    before = machine.state.links
 
             ticking = asyncio.create_task(tick())
             await asyncio.sleep(0)
@@ -148,9 +147,8 @@ def test_many_changes_for_many_subscriptions_leave_the_loop_to_others(engine: En
             for subscription in machine.state.subscriptions.values():
                 assert subscription.wake is not None
                 assert len(subscription.pending) == STREAMS
-            # There are forty steps; on a busy machine one may take several times as long as others.
-            whole_s = time.thread_time() - began
-            assert longest < whole_s / 5, f"the loop was taken for {longest} of {whole_s} s"
+            # There are forty steps. Not by the clock: a collection of garbage falls into one of them.
+            assert most <= SUBSCRIBERS * STREAMS / 20, f"{most} links at once"
 
     run(work())
 
