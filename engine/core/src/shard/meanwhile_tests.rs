@@ -1,20 +1,18 @@
 //! What comes to a path while a create or a checkpoint stands still at the disk.
 
-use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::config::Config;
 use crate::error::ErrorCode;
+use crate::io::OpenMode;
 use crate::io::tests::TestDirectory;
-use crate::io::{DirEntry, Disk, DiskFile, Doors, OpenMode};
 use crate::model::Offset;
 use crate::shard::adopt::{CommitRequest, CommitStage};
 use crate::shard::engine::Engine;
+use crate::shard::watched_tests::{Watcher, with_engine};
 use crate::stream::lifecycle::{CreateRequest, ForkRequest};
 
 const PACKS: &str = "packs";
@@ -65,92 +63,18 @@ impl Still {
     }
 }
 
-/// The real disk, as far as nothing is held.
-struct HoldingDisk {
-    disk: Arc<dyn Disk>,
-    holds: Arc<Holds>,
-}
-
-struct HoldingFile {
-    file: Arc<dyn DiskFile>,
-    holds: Arc<Holds>,
-}
-
-impl Disk for HoldingDisk {
-    fn open(&self, path: &str, mode: OpenMode) -> io::Result<Arc<dyn DiskFile>> {
-        let file = self.disk.open(path, mode)?;
-        if !path.starts_with(PACKS) {
-            return Ok(file);
+impl Watcher for Holds {
+    fn opens(&self, path: &str, _mode: OpenMode) -> bool {
+        path.starts_with(PACKS)
+    }
+    fn reads(&self) {
+        self.pass(Call::ReadPack);
+    }
+    fn syncs_directory(&self, path: &str) {
+        if path == PACKS {
+            self.pass(Call::SyncPacks);
         }
-        let holds = Arc::clone(&self.holds);
-        Ok(Arc::new(HoldingFile { file, holds }))
     }
-    fn create_dir_all(&self, path: &str) -> io::Result<()> {
-        self.disk.create_dir_all(path)
-    }
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.disk.rename(from, to)
-    }
-    fn remove(&self, path: &str) -> io::Result<()> {
-        self.disk.remove(path)
-    }
-    fn list(&self, dir: &str) -> io::Result<Vec<DirEntry>> {
-        self.disk.list(dir)
-    }
-    fn sync_dir(&self, dir: &str) -> io::Result<()> {
-        if dir == PACKS {
-            self.holds.pass(Call::SyncPacks);
-        }
-        self.disk.sync_dir(dir)
-    }
-    fn free_bytes(&self) -> io::Result<u64> {
-        self.disk.free_bytes()
-    }
-}
-
-impl DiskFile for HoldingFile {
-    fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-        self.holds.pass(Call::ReadPack);
-        self.file.read_at(buffer, position)
-    }
-    fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize> {
-        self.file.write_at(bytes, position)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.file.sync()
-    }
-    fn sync_all(&self) -> io::Result<()> {
-        self.file.sync_all()
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(len)
-    }
-}
-
-/// Runs `work` beside the commit thread; the end is as after a kill.
-fn with_engine<T>(directory: &Path, work: impl FnOnce(&Engine, &Holds) -> T) -> T {
-    let config = Config {
-        listen: false,
-        reactors: 1,
-        ..Config::default()
-    };
-    let mut doors = Doors::real(directory).expect("doors");
-    let holds = Arc::new(Holds::default());
-    doors.disk = Arc::new(HoldingDisk {
-        disk: Arc::clone(&doors.disk),
-        holds: Arc::clone(&holds),
-    });
-    let opened = Engine::open(config, doors, &mut |_| {}).expect("opens");
-    let engine = opened.engine;
-    let committing = Arc::clone(&engine);
-    let thread = std::thread::spawn(move || committing.shard.run_commit_thread());
-    let result = work(&engine, &holds);
-    engine.shard.stop_threads();
-    thread.join().expect("commit thread");
-    result
 }
 
 fn create(engine: &Engine, path: &str) {
@@ -211,7 +135,7 @@ fn a_create_that_was_slow_meets_the_stream_that_came_meanwhile() {
         (Ok(false), "fork"),
     ] {
         let directory = TestDirectory::new();
-        let middle = with_engine(directory.path(), |engine, _| {
+        let middle = with_engine(directory.path(), |engine, _: &Holds| {
             create(engine, "source");
             let append = |_| {
                 engine
@@ -222,7 +146,7 @@ fn a_create_that_was_slow_meets_the_stream_that_came_meanwhile() {
             engine.checkpoint().expect("checkpoint");
             offsets[50]
         });
-        let acknowledged = with_engine(directory.path(), |engine, holds| {
+        let acknowledged = with_engine(directory.path(), |engine, holds: &Holds| {
             let still = holds.hold(Call::ReadPack);
             std::thread::scope(|scope| {
                 let slow = scope.spawn(|| fork(engine, "path", "source", middle));
@@ -246,7 +170,7 @@ fn a_create_that_was_slow_meets_the_stream_that_came_meanwhile() {
             acknowledged.ends_with(b"acknowledged"),
             "{kind}: it was replaced"
         );
-        with_engine(directory.path(), |engine, _| {
+        with_engine(directory.path(), |engine, _: &Holds| {
             assert_eq!(content(engine, "path"), acknowledged);
         });
     }
@@ -257,7 +181,7 @@ fn a_create_that_was_slow_meets_the_stream_that_came_meanwhile() {
 #[test]
 fn a_stream_that_comes_and_goes_during_a_checkpoint_is_replayed() {
     let directory = TestDirectory::new();
-    with_engine(directory.path(), |engine, holds| {
+    with_engine(directory.path(), |engine, holds: &Holds| {
         create(engine, "stays");
         // The removed file of a stage that was copied makes the checkpoint sync the directory.
         commit(engine, 1, "stays", &[b"copied"]);
@@ -280,7 +204,7 @@ fn a_stream_that_comes_and_goes_during_a_checkpoint_is_replayed() {
         });
     });
     for _ in 0..2 {
-        with_engine(directory.path(), |engine, _| {
+        with_engine(directory.path(), |engine, _: &Holds| {
             assert!(engine.local_tail("short").expect("told").is_none());
             assert_eq!(content(engine, "stays"), b"copied");
             engine.checkpoint().expect("checkpoint");

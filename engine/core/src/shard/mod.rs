@@ -35,3 +35,6 @@ pub mod tails;
 pub mod threads;
 pub mod times;
 pub mod write;
+
+#[cfg(test)]
+mod watched_tests;
