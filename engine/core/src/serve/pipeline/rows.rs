@@ -266,7 +266,10 @@ impl Walk<'_> {
             let records = course.to.number.saturating_sub(course.record).max(1);
             let bytes = course.end.saturating_sub(course.position);
             let mean = usize::try_from(bytes.div_ceil(records)).unwrap_or(window);
-            let rows = (window / (mean + self.encoder.row_bytes()).max(1)).min(BATCH_ROWS_MAX);
+            let fit = window / (mean + self.encoder.row_bytes()).max(1);
+            // A record has a byte at least, whatever the numbers say that a client has sent.
+            let there = usize::try_from(records).unwrap_or(most).min(most);
+            let rows = fit.min(there).min(BATCH_ROWS_MAX);
             return self.encoder.reserve(rows, (rows * mean).min(most));
         }
         self.encoder
